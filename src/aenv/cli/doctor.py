@@ -1,0 +1,156 @@
+"""``aenv doctor`` and ``aenv version``: what this machine has, and what a command may miss."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from importlib.util import find_spec
+
+import click
+
+from aenv import __version__, config
+from aenv.cli import inspector
+from aenv.cli.inspector import answer
+from aenv.cli.output import Check, output_option, show_checks, show_json
+from aenv.errors import AEnvError
+
+PYTHON = (3, 11)
+PORT = 8081
+
+
+@click.command()
+@output_option
+def version(output: str) -> None:
+    """Show the versions of aenv, Python and the platform.
+
+    \b
+    Example:
+      aenv version -o json
+    """
+    found = {
+        "aenvironment": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+    if output == "json":
+        show_json(found)
+    else:
+        for name, value in found.items():
+            click.echo(f"{name} {value}")
+
+
+@click.command()
+@output_option
+def doctor(output: str) -> int:
+    """Check this machine, and say how to mend what is wrong.
+
+    Exit code 1 when a check failed; a warning is about something that only some commands need.
+
+    \b
+    Example:
+      aenv doctor
+    """
+    return show_checks([row for check in _CHECKS for row in check()], output)
+
+
+def _python() -> list[Check]:
+    found = f"{platform.python_version()} at {sys.executable}"
+    if sys.version_info < PYTHON:
+        return [Check("python", "fail", found, "install Python 3.11 or newer")]
+    return [Check("python", "ok", found)]
+
+
+def _platform() -> list[Check]:
+    if sys.platform in ("linux", "darwin"):
+        return [Check("platform", "ok", platform.platform())]
+    return [
+        Check("platform", "warn", platform.platform(), "use Linux, macOS or WSL 2; others are not tested")
+    ]
+
+
+def _packages() -> list[Check]:
+    rows = []
+    for name in ("aenvironment", "click", "msgspec", "pydantic", "uvicorn"):
+        try:
+            rows.append(Check(name, "ok", metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            rows.append(Check(name, "fail", "not installed", "pip install --force-reinstall aenvironment"))
+    return rows
+
+
+def _speed() -> list[Check]:
+    return [
+        Check(name, "ok", metadata.version(name))
+        if find_spec(name)
+        else Check(name, "warn", "not installed; sandboxes answer more slowly", f"pip install {name}")
+        for name in ("httptools", "uvloop")
+    ]
+
+
+def _node() -> list[Check]:
+    if problem := inspector.problem():
+        return [Check("node", "warn", problem, "install Node 22.19 or newer, or use 'aenv run --quiet'")]
+    return [Check("node", "ok", shutil.which("node") or "")]
+
+
+def _docker() -> list[Check]:
+    if shutil.which("docker") is None:
+        return [Check("docker", "warn", "no client; images cannot be built here", "install Docker")]
+    server = answer("docker", "version", "--format", "{{.Server.Version}}")
+    if not server:
+        return [Check("docker", "warn", "the client is there, but no server answers", "start Docker")]
+    return [Check("docker", "ok", f"server {server}")]
+
+
+def _port() -> list[Check]:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", PORT))
+        except OSError as exc:
+            return [
+                Check(
+                    f"port {PORT}",
+                    "warn",
+                    exc.strerror or str(exc),
+                    "stop what listens, or 'aenv run --port 8082'",
+                )
+            ]
+    return [Check(f"port {PORT}", "ok", "free")]
+
+
+def _home() -> list[Check]:
+    home = config.home()
+    nearest = next(folder for folder in (home, *home.absolute().parents) if folder.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        fix = "make it writable, or set AENV_HOME to a directory that is"
+        return [Check("home", "fail", f"{nearest} is not a directory that you can write to", fix)]
+    return [Check("home", "ok", str(home))]
+
+
+def _config() -> list[Check]:
+    try:
+        for setting in config.SETTINGS:
+            config.lookup(setting.key)
+    except AEnvError as exc:
+        return [Check("config", "fail", exc.message, exc.hint or "")]
+    file = config.path()
+    return [Check("config", "ok", str(file) if file.exists() else f"no {file}; defaults are used")]
+
+
+_CHECKS: tuple[Callable[[], list[Check]], ...] = (
+    _python,
+    _platform,
+    _packages,
+    _speed,
+    _node,
+    _docker,
+    _port,
+    _home,
+    _config,
+)

@@ -1,0 +1,139 @@
+"""What the commands print: data on stdout, as a table or JSON; talk on stderr; failures and their exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TextIO, TypeVar
+
+import click
+
+from aenv import config
+from aenv.errors import AEnvError, InvalidConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
+FAILED, USAGE, CONFIGURATION, INTERRUPTED = 1, 2, 3, 130
+_COLOURS = {
+    "ok": "green",
+    "warn": "yellow",
+    "fail": "red",
+    "error": "red",
+    "hint": "cyan",
+    "warning": "yellow",
+}
+
+
+class Check(NamedTuple):
+    """One row of ``validate`` and ``doctor``."""
+
+    check: str
+    status: Literal["ok", "warn", "fail"]
+    detail: str
+    fix: str = ""
+
+
+def output_option(command: F) -> F:
+    """``-o/--output``, which every command takes."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["table", "json"]),
+        default="table",
+        help="How to print the result.",
+    )(command)
+
+
+def say(text: str) -> None:
+    """Talk to the person: stderr, never mixed with data."""
+    click.echo(text, err=True)
+
+
+def label(word: str, text: str) -> None:
+    """A line like ``error: ...`` on stderr."""
+    say(f"{_coloured(word, sys.stderr)}: {text}")
+
+
+def show_json(data: Any) -> None:
+    click.echo(json.dumps(data, indent=2, default=str))
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Columns as wide as their widest cell. A cell of several lines goes on below itself."""
+    cells = [[str(cell).splitlines() or [""] for cell in row] for row in rows]
+    widths = [
+        max([len(column), *(len(line) for row in cells for line in row[index])])
+        for index, column in enumerate(columns)
+    ]
+    _line([column.upper() for column in columns], widths)
+    for row in cells:
+        for number in range(max(len(cell) for cell in row)):
+            _line([cell[number] if number < len(cell) else "" for cell in row], widths)
+
+
+def show_record(record: Mapping[str, Any], output: str) -> None:
+    """One thing with its properties."""
+    if output == "json":
+        show_json(record)
+    else:
+        show_table(["what", "value"], record.items())
+
+
+def show_checks(checks: Sequence[Check], output: str) -> int:
+    """Checks with what to do about each; the exit code."""
+    failed = sum(row.status == "fail" for row in checks)
+    if output == "json":
+        show_json({"ok": not failed, "checks": [row._asdict() for row in checks]})
+    else:
+        show_table(Check._fields, checks)
+        warned = sum(row.status == "warn" for row in checks)
+        say(f"{len(checks)} checks, {failed} failed, {warned} with a warning")
+    return FAILED if failed else 0
+
+
+def failure(exc: Exception, *, debug: bool) -> int:
+    """Tell the person what went wrong, in one place for every command; the exit code."""
+    if isinstance(exc, click.exceptions.Abort):
+        label("error", "interrupted")
+        return INTERRUPTED
+    if isinstance(exc, click.exceptions.NoArgsIsHelpError):
+        say(exc.format_message())
+        return USAGE
+    if isinstance(exc, click.ClickException):
+        ctx = getattr(exc, "ctx", None)
+        path = ctx.command_path if ctx else "aenv"
+        _explain(exc.format_message(), getattr(exc, "hint", None) or f"run '{path} --help'")
+        return exc.exit_code
+    debug = debug or config.get("debug")
+    if debug:
+        say("".join(traceback.format_exception(exc)).rstrip())
+    if isinstance(exc, AEnvError):
+        _explain(exc.message, exc.hint)
+        return CONFIGURATION if isinstance(exc, InvalidConfig) else FAILED
+    text = str(exc) if isinstance(exc, OSError) else f"unexpected {type(exc).__name__}: {exc}"
+    _explain(text, None if debug else "run it again as 'aenv --debug ...' to see where it happened")
+    return FAILED
+
+
+def _explain(message: str, hint: str | None) -> None:
+    first, *more = message.splitlines() or [""]
+    label("error", first)
+    for line in more:
+        say(f"  {line}")
+    if hint:
+        label("hint", hint)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> None:
+    padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+    while padded and not padded[-1].strip():
+        padded.pop()
+    if padded:
+        padded[-1] = padded[-1].rstrip()
+    click.echo("  ".join(_coloured(cell, sys.stdout) for cell in padded), color=True)
+
+
+def _coloured(text: str, stream: TextIO) -> str:
+    colour = _COLOURS.get(text.strip())
+    return click.style(text, fg=colour) if colour and config.colour(stream) else text

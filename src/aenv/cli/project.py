@@ -1,0 +1,286 @@
+"""``aenv init``, ``run`` and ``test``: from nothing to a project that runs on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import sys
+from contextlib import suppress
+from importlib.util import find_spec
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import click
+
+from aenv import config, project
+from aenv.cli.inspector import DEFAULT_PORT, PACKAGE, Inspector, problem
+from aenv.cli.output import FAILED, label, output_option, say, show_json
+from aenv.errors import NotFound
+
+if TYPE_CHECKING:
+    from aenv.project import Project
+    from aenv.runtime.server import Served
+
+NO_TESTS = 5
+"""pytest's exit code when it found no test."""
+
+work_dir_option = click.option(
+    "-w",
+    "--work-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=".",
+    help="The project's directory.",
+)
+
+
+class WithArguments(click.Command):
+    """A command that passes on what stands after ``--``, and takes nothing else without a name."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta["arguments"] = tuple(args[at + 1 :])
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS...]"]
+
+
+@click.command()
+@click.argument("name")
+@click.option("-v", "--version", default="1.0.0", help="The project's version.")
+@click.option(
+    "-t",
+    "--template",
+    default="default",
+    help="What to begin with: "
+    + "; ".join(f"{name}, {about}" for name, about in project.TEMPLATES.items())
+    + ".",
+)
+@click.option(
+    "-w",
+    "--work-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=".",
+    help="Where to make the project's directory.",
+)
+@click.option(
+    "--force", is_flag=True, help="Write over the template's files in a directory that is not empty."
+)
+@click.option("--config-only", is_flag=True, help="Write config.json and nothing else.")
+@output_option
+def init(
+    *, name: str, version: str, template: str, work_dir: Path, force: bool, config_only: bool, output: str
+) -> None:
+    """Make a new project in ./NAME. Needs no server.
+
+    \b
+    Example:
+      aenv init my-env
+      aenv init my-shell --template terminal
+    """
+    root = work_dir / name
+    written = project.scaffold(
+        name, work_dir, template=template, version=version, force=force, config_only=config_only
+    )
+    files = [str(file.relative_to(root)) for file in written]
+    if output == "json":
+        show_json({"name": name, "version": version, "directory": str(root.absolute()), "files": files})
+        return
+    say(f"made {name} {version} in {root}: {', '.join(files)}")
+    say(f"\nnext:\n  cd {shlex.quote(str(root))}")
+    if (root / "requirements.txt").is_file() and not config_only:
+        say("  pip install -r requirements.txt\n  aenv run        serve it on http://localhost:8081")
+        say("  aenv test       run its tests against a live sandbox")
+
+
+@click.command(cls=WithArguments)
+@work_dir_option
+@click.option(
+    "--host", default="127.0.0.1", help="Address to listen on. Beyond this machine, a token is asked for."
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8081, help="Port to listen on; 0 for any free one."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Do not open the MCP inspector.")
+@click.option(
+    "--inspector-port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, help="Port of the MCP inspector."
+)
+@click.option("--reload", is_flag=True, help="Load the project again when a file in it changes.")
+@output_option
+@click.pass_context
+def run(
+    ctx: click.Context,
+    *,
+    work_dir: Path,
+    host: str,
+    port: int,
+    quiet: bool,
+    inspector_port: int,
+    reload: bool,
+    output: str,
+) -> None:
+    """Run the project here as a sandbox on this machine, until Ctrl-C.
+
+    What stands after -- becomes the instance's arguments. With -o json, one JSON object is printed when the
+    sandbox is ready.
+
+    \b
+    Example:
+      aenv run --quiet
+      aenv run --port 9000 --reload -- CartPole-v1
+    """
+    from aenv.runtime import server
+
+    found = project.read(work_dir)
+    _warn(found)
+    inspector = Inspector()
+
+    def ready(served: Served) -> None:
+        if output == "json":
+            show_json(_summary(found, served))
+        _banner(found, served)
+        if not quiet:
+            _inspect(inspector, served, inspector_port)
+
+    try:
+        server.run(
+            found.root,
+            host=host,
+            port=port,
+            arguments=ctx.meta.get("arguments", ()),
+            reload=reload,
+            open_access=_is_loopback(host),
+            on_ready=ready,
+        )
+    finally:
+        inspector.stop()
+
+
+@click.command()
+@work_dir_option
+@click.option("--startup-timeout", type=float, default=60.0, help="Seconds the sandbox has to become ready.")
+@output_option
+def test(work_dir: Path, startup_timeout: float, output: str) -> int:
+    """Run the project's tests against a live sandbox.
+
+    That is testConfig.script of config.json, or pytest over test/ when there is none. DUMMY_INSTANCE_IP is
+    set, so that Environment("name") in a test attaches to the sandbox.
+
+    \b
+    Example:
+      aenv test
+    """
+    found = project.read(work_dir)
+    _warn(found)
+    command = _test_command(found)
+    code = asyncio.run(_run_tests(found, command, startup_timeout, quiet_stdout=output == "json"))
+    reason = "no test was found" if code == NO_TESTS and not found.test_script else f"exit code {code}"
+    if output == "json":
+        shown = found.test_script or shlex.join(command)
+        show_json({"name": found.name, "passed": code == 0, "exit_code": code, "command": shown})
+    elif code:
+        label("error", f"the tests failed: {reason}")
+    return FAILED if code else 0
+
+
+def _test_command(found: Project) -> list[str]:
+    if found.test_script:
+        return ["/bin/sh", "-c", found.test_script]
+    folder = next((name for name in ("test", "tests") if (found.root / name).is_dir()), None)
+    if folder is None:
+        raise NotFound(
+            f"{found.root} has no tests",
+            hint="put them into test/, or name a command in testConfig.script of config.json",
+        )
+    if find_spec("pytest") is None:
+        raise NotFound(f"pytest is not installed for {sys.executable}", hint="pip install pytest")
+    return [sys.executable, "-m", "pytest", folder]
+
+
+async def _run_tests(
+    found: Project, command: list[str], startup_timeout: float, *, quiet_stdout: bool
+) -> int:
+    from aenv.client.local import run_project
+
+    async with run_project(found.root, startup_timeout=startup_timeout) as url:
+        say(f"{found.name} runs at {url}; testing with: {found.test_script or shlex.join(command)}")
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=found.root,
+            env=config.child_environment({"DUMMY_INSTANCE_IP": url}),
+            stdout=sys.stderr.fileno() if quiet_stdout else None,
+            start_new_session=True,
+        )
+        try:
+            return await process.wait()
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGTERM)
+
+
+def _warn(found: Project) -> None:
+    for warning in found.warnings:
+        label("warning", warning)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _local(url: str) -> str:
+    """``url`` as a program on this machine reaches it."""
+    parts = urlsplit(url)
+    if parts.hostname in ("0.0.0.0", "::", "127.0.0.1", "::1"):
+        return parts._replace(netloc=f"localhost:{parts.port}" if parts.port else "localhost").geturl()
+    return url
+
+
+def _summary(found: Project, served: Served) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "version": found.version,
+        "url": served.url,
+        "mcp": f"{served.url}/mcp",
+        "tools": list(served.tools),
+        "rewards": list(served.rewards),
+        "functions": list(served.functions),
+        "owner_token": served.owner_token,
+    }
+
+
+def _banner(found: Project, served: Served) -> None:
+    say(f"\n{found.name} {found.version} is ready at {served.url} (MCP: {served.url}/mcp)")
+    for word, names in (
+        ("tools", served.tools),
+        ("rewards", served.rewards),
+        ("functions", served.functions),
+    ):
+        if names:
+            say(f"  {word + ':':<11}{', '.join(names)}")
+    say("\nuse it from another terminal:")
+    say(f"  export DUMMY_INSTANCE_IP={_local(served.url)}")
+    if served.owner_token:
+        say(f"  export AENV_API_KEY={served.owner_token}")
+    say("stop it with Ctrl-C\n")
+
+
+def _inspect(inspector: Inspector, served: Served, port: int) -> None:
+    if reason := problem():
+        say(f"no inspector: {reason}; --quiet leaves it out")
+        return
+    say(f"opening the MCP inspector on port {port}: npx {PACKAGE} (npx downloads it the first time)")
+    try:
+        inspector.start(f"{_local(served.url)}/mcp", port)
+    except OSError as exc:
+        say(f"no inspector: {exc}")

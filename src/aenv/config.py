@@ -1,0 +1,154 @@
+"""Settings, and the only place that reads the process environment.
+
+A value comes from, first match wins: the argument a caller gave, the environment variable, the user's config
+file (``~/.aenv/config.json``), the default.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from aenv.errors import InvalidConfig
+
+
+class Setting(NamedTuple):
+    key: str
+    variable: str
+    default: Any
+    about: str
+    in_file: bool = True
+    """Whether the user's config file may hold it. What an engine tells one sandbox may not."""
+    secret: bool = False
+
+
+SETTINGS = (
+    Setting("system_url", "AENV_SYSTEM_URL", None, "address of the platform; port 8080 when none is given"),
+    Setting("hub_url", "AENV_HUB_URL", None, "address of the hub; the system URL when not set"),
+    Setting("api_key", "AENV_API_KEY", None, "token sent with every request", secret=True),
+    Setting(
+        "attach", "DUMMY_INSTANCE_IP", None, "attach to a sandbox that 'aenv run' started", in_file=False
+    ),
+    Setting(
+        "max_body", "AENV_MAX_BODY", 64 * 1024 * 1024, "largest request body a sandbox accepts, in bytes"
+    ),
+    Setting("grace", "AENV_GRACE", 10.0, "seconds that calls in flight get to finish when a sandbox stops"),
+    Setting("threads", "AENV_THREADS", 512, "most synchronous tools that run at the same time in a sandbox"),
+    Setting("allowed_hosts", "AENV_ALLOWED_HOSTS", "", "more names, by comma, accepted in Host and Origin"),
+    Setting("debug", "AENV_DEBUG", False, "show the traceback of an unexpected failure", in_file=False),
+    Setting("instance_id", "AENV_INSTANCE_ID", "local", "what the engine calls this sandbox", in_file=False),
+    Setting("datasource", "AENV_DATASOURCE", "", "the instance's data, as a path", in_file=False),
+    Setting("seed", "AENV_SEED", None, "the instance's random seed", in_file=False),
+    Setting(
+        "owner_token_sha256",
+        "AENV_OWNER_TOKEN_SHA256",
+        None,
+        "digest of the owner token a sandbox asks for",
+        in_file=False,
+    ),
+)
+_BY_KEY = {setting.key: setting for setting in SETTINGS}
+
+
+def home() -> Path:
+    """Where this user's files live: ``AENV_HOME``, else ``~/.aenv``."""
+    return Path(os.environ.get("AENV_HOME") or Path.home() / ".aenv")
+
+
+def path() -> Path:
+    """The user's config file."""
+    return home() / "config.json"
+
+
+def read_file() -> dict[str, Any]:
+    """What the user's config file holds; an empty dict when there is none."""
+    file = path()
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except OSError as exc:
+        raise InvalidConfig(f"{file} cannot be read: {exc.strerror}") from exc
+    try:
+        values = json.loads(text)
+    except ValueError as exc:
+        raise InvalidConfig(
+            f"{file} is not valid JSON: {exc}", hint="mend it, or run 'aenv config reset'"
+        ) from exc
+    if not isinstance(values, dict):
+        raise InvalidConfig(f"{file} must hold a JSON object", hint="run 'aenv config reset' to start over")
+    return values
+
+
+def write_file(values: Mapping[str, Any]) -> None:
+    """Replace the user's config file in one step, readable by its user only."""
+    file = path()
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = file.with_suffix(f".{os.getpid()}.tmp")
+    temporary.touch(mode=0o600)
+    temporary.write_text(json.dumps(dict(values), indent=2) + "\n", encoding="utf-8")
+    temporary.replace(file)
+
+
+def setting(key: str) -> Setting:
+    """The setting of that name; an unknown one is answered with the nearest."""
+    if key not in _BY_KEY:
+        from difflib import get_close_matches
+
+        near = get_close_matches(key, _BY_KEY, 1)
+        raise InvalidConfig(
+            f"there is no setting {key!r}",
+            hint=f"did you mean {near[0]!r}?" if near else f"settings: {', '.join(sorted(_BY_KEY))}",
+        )
+    return _BY_KEY[key]
+
+
+def coerce(found: Setting, value: Any, where: str) -> Any:
+    """``value`` as the type of the setting's default; an error that names where it came from."""
+    if value is None or not isinstance(found.default, (int, float)):
+        return value
+    kind = type(found.default)
+    if kind is bool:
+        return str(value).strip().lower() not in ("", "0", "false", "no", "off")
+    try:
+        return kind(value)
+    except (TypeError, ValueError) as exc:
+        raise InvalidConfig(
+            f"{where}: {value!r} is not a number", hint=f"{found.key}: {found.about}"
+        ) from exc
+
+
+def lookup(key: str, argument: Any = None) -> tuple[Any, str]:
+    """A setting's value, and where it came from."""
+    found = setting(key)
+    if argument is not None:
+        return argument, "argument"
+    if value := os.environ.get(found.variable):
+        return coerce(found, value, found.variable), f"environment variable {found.variable}"
+    if found.in_file and (value := read_file().get(key)) is not None:
+        return coerce(found, value, f"{path()}: {key}"), str(path())
+    return found.default, "default"
+
+
+def get(key: str, argument: Any = None) -> Any:
+    """A setting's value: argument, environment variable, config file, default."""
+    return lookup(key, argument)[0]
+
+
+def environment() -> dict[str, str]:
+    """The process environment as an author's code may see it, without what is meant for the runtime alone."""
+    hidden = {found.variable for found in SETTINGS}
+    return {name: value for name, value in os.environ.items() if name not in hidden}
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a process we start: this one's, with ``extra`` over it."""
+    return {**os.environ, **extra}
+
+
+def colour(stream: TextIO) -> bool:
+    """Whether what is written to ``stream`` may be coloured."""
+    return not os.environ.get("NO_COLOR") and stream.isatty()

@@ -1,0 +1,127 @@
+"""Every failure AEnvironment raises, with the code and HTTP status it has on the wire.
+
+    AEnvError                     code               http
+      Invalid                     invalid            422   what the caller sent or wrote is wrong
+        InvalidConfig             invalid_config     422   a config file or setting is wrong
+        TooLarge                  too_large          413
+      Unauthorized                unauthorized       401
+      Forbidden                   forbidden          403
+      NotFound                    not_found          404
+      Conflict                    conflict           409
+      RateLimited                 rate_limited       429
+      Unsupported                 unsupported        501
+      AuthorError                 author_failed      500   the author's reward, function or hook raised
+      ToolError                   tool_failed        500   what ToolResult.raise_for_error() raises
+      NetworkError                network            502   nobody answered
+      SandboxError                sandbox_failed     502   the sandbox is of no more use
+        StartFailed               start_failed       502   it never became ready; the reason is in the message
+        SandboxLost               sandbox_lost       502   it was there and is gone
+        CallTimeout               call_timeout       504   one call took too long; the sandbox may be well
+
+A tool that fails is *not* here: it is a ``ToolResult`` with ``is_error=True``, which a model may read.
+Everything here is for programs: a trainer never takes it for an observation or for reward 0.
+A server answers with ``to_wire``; a client turns that back into the same class with ``from_wire``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class AEnvError(Exception):
+    """Base of everything this package raises."""
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        """What the reader can do about it; printed on a line of its own."""
+
+    def to_wire(self) -> dict[str, Any]:
+        wire: dict[str, Any] = {"code": self.code, "message": self.message}
+        if self.hint:
+            wire["hint"] = self.hint
+        return wire
+
+
+class Invalid(AEnvError):
+    code, status = "invalid", 422
+
+
+class InvalidConfig(Invalid):
+    code = "invalid_config"
+
+
+class TooLarge(Invalid):
+    code, status = "too_large", 413
+
+
+class Unauthorized(AEnvError):
+    code, status = "unauthorized", 401
+
+
+class Forbidden(AEnvError):
+    code, status = "forbidden", 403
+
+
+class NotFound(AEnvError):
+    code, status = "not_found", 404
+
+
+class Conflict(AEnvError):
+    code, status = "conflict", 409
+
+
+class RateLimited(AEnvError):
+    code, status = "rate_limited", 429
+
+
+class Unsupported(AEnvError):
+    code, status = "unsupported", 501
+
+
+class AuthorError(AEnvError):
+    code = "author_failed"
+
+
+class ToolError(AEnvError):
+    code = "tool_failed"
+
+
+class NetworkError(AEnvError):
+    code, status = "network", 502
+
+
+class SandboxError(AEnvError):
+    code, status = "sandbox_failed", 502
+
+
+class StartFailed(SandboxError):
+    code = "start_failed"
+
+
+class SandboxLost(SandboxError):
+    code = "sandbox_lost"
+
+
+class CallTimeout(SandboxError):
+    code, status = "call_timeout", 504
+
+
+EnvironmentError = SandboxError  # noqa: A001 - the name existing programs import from aenv
+UnrecoverableEnvironmentError = SandboxLost
+ToolTimeoutError = CallTimeout
+
+
+def _tree(cls: type[AEnvError]) -> list[type[AEnvError]]:
+    return [cls, *(found for sub in cls.__subclasses__() for found in _tree(sub))]
+
+
+def from_wire(wire: dict[str, Any]) -> AEnvError:
+    """The exception that ``to_wire`` described; an unknown code is a plain ``AEnvError``."""
+    classes = {cls.code: cls for cls in _tree(AEnvError)}
+    cls = classes.get(str(wire.get("code")), AEnvError)
+    return cls(str(wire.get("message", "unknown error")), hint=wire.get("hint"))

@@ -1,0 +1,101 @@
+"""The values that cross a process boundary: frozen, typed, and with no behaviour beyond their own meaning."""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Any, Self
+
+from msgspec import Struct
+
+from aenv.errors import Invalid, ToolError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+VERSION = re.compile(r"\d+\.\d+\.\d+(?:[-+][0-9A-Za-z.+-]+)?")
+_RANGE = re.compile(r"[\^~]?\d+(?:\.\d+){0,2}(?:[-+][0-9A-Za-z.+-]+)?|latest|\*")
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+
+
+class EnvRef(Struct, frozen=True):
+    """A name, and which of its versions: exact, a range (``^1.0``), ``latest``, or none for the newest."""
+
+    name: str
+    version: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        name, at, version = text.partition("@")
+        if not NAME.fullmatch(name):
+            raise Invalid(
+                f"{text!r} is not an environment name",
+                hint="use letters, digits, '-', '_' and '.', for example 'mini-terminal@1.0.1'",
+            )
+        if at and not _RANGE.fullmatch(version):
+            raise Invalid(f"{version!r} in {text!r} is not a version", hint="use name@1.0.1, name@^1.0 or name@latest")
+        return cls(name, version or None)
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.version}" if self.version else self.name
+
+
+def parse_duration(value: str | float, what: str = "ttl") -> float:
+    """Seconds in ``90s``, ``30m``, ``1h30m``, ``24h``, ``1d`` or a plain number; anything else is an error."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        seconds = float(value)
+    else:
+        text = str(value).strip().lower()
+        match = _DURATION.fullmatch(text)
+        if text.replace(".", "", 1).isdigit():
+            seconds = float(text)
+        elif text and match:
+            days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+            seconds = float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+        else:
+            seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise Invalid(f"{what} {value!r} is not a length of time", hint="use 90s, 30m, 1h30m, 24h, 1d or seconds")
+    return seconds
+
+
+class Image(Struct, frozen=True):
+    """Return this from a tool to show the model a picture."""
+
+    data: bytes
+    mime_type: str = "image/png"
+
+    def block(self) -> dict[str, Any]:
+        return {"type": "image", "data": base64.b64encode(self.data).decode(), "mimeType": self.mime_type}
+
+
+class Audio(Struct, frozen=True):
+    """Return this from a tool to give the model a sound."""
+
+    data: bytes
+    mime_type: str = "audio/wav"
+
+    def block(self) -> dict[str, Any]:
+        return {"type": "audio", "data": base64.b64encode(self.data).decode(), "mimeType": self.mime_type}
+
+
+class ToolResult(Struct, frozen=True, kw_only=True):
+    """What a tool answered. ``is_error`` means that the tool failed; the platform's failures are exceptions."""
+
+    content: list[dict[str, Any]]
+    """MCP content blocks: ``{"type": "text", "text": ...}``; images and audio keep ``data`` and ``mimeType``."""
+    is_error: bool = False
+    structured: Any = None
+    """MCP structuredContent, when the tool gave any."""
+
+    @property
+    def text(self) -> str:
+        return "\n".join(block["text"] for block in self.content if block.get("type") == "text")
+
+    def raise_for_error(self) -> Self:
+        """Raise ``ToolError`` when the tool failed; otherwise return the result itself."""
+        if self.is_error:
+            raise ToolError(self.text or "the tool failed without a message")
+        return self
+
+    def __repr__(self) -> str:
+        structured = "" if self.structured is None else f", structured={self.structured!r}"
+        return f"ToolResult(content={self.content!r}, is_error={self.is_error}{structured})"

@@ -1,0 +1,50 @@
+"""``python -m aenv.runtime PATH``: serve one project. What a container runs."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from aenv.errors import AEnvError
+from aenv.runtime.server import Served, run
+
+
+def main(argv: list[str] | None = None) -> int:
+    given = sys.argv[1:] if argv is None else argv
+    given, arguments = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
+    parser = argparse.ArgumentParser(prog="python -m aenv.runtime", description="Serve a project over MCP and HTTP.")
+    parser.add_argument("path", nargs="?", default=".", type=Path, help="the project's directory")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (0.0.0.0 in a container)")
+    parser.add_argument("--port", default=8081, type=int, help="port to listen on; 0 for any free one")
+    parser.add_argument("--open-access", action="store_true", help="ask for no token, also beyond loopback")
+    parser.epilog = "Arguments after -- reach the author's code as sys.argv[1:]."
+    options = parser.parse_args(given)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        run(
+            options.path,
+            host=options.host,
+            port=options.port,
+            arguments=arguments,
+            open_access=options.open_access,
+            on_ready=_ready,
+        )
+    except AEnvError as exc:
+        sys.stderr.write(f"error: {exc}\n")
+        if exc.hint:
+            sys.stderr.write(f"hint: {exc.hint}\n")
+        return 1
+    return 0
+
+
+def _ready(served: Served) -> None:
+    sys.stderr.write(f"serving {len(served.tools)} tools at {served.url}/mcp\n")
+    if served.owner_token:
+        sys.stderr.write(f"owner token (shown once): {served.owner_token}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Who may talk to a sandbox: Host and Origin against DNS rebinding, and what a token opens."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from urllib.parse import parse_qs, urlsplit
+
+from aenv.errors import Forbidden, Unauthorized
+from aenv.runtime.answers import Request
+from aenv.runtime.tokens import Access, Gate
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name can only mean this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+class Guard:
+    """Lets a request in, or raises what it is refused with."""
+
+    def __init__(self, gate: Gate, *, loopback: bool, allowed_hosts: Iterable[str] = ()) -> None:
+        self._gate = gate
+        self._loopback = loopback
+        self._allowed = {host.lower() for host in allowed_hosts}
+        self._seen: set[tuple[bytes | None, bytes | None]] = set()
+        """Pairs of Host and Origin that were let in; a client sends the same ones every time."""
+
+    def check_host(self, request: Request) -> None:
+        """Refuse a name that an attacker's page may have pointed at this address."""
+        pair = (request.headers.get(b"host"), request.headers.get(b"origin"))
+        if pair in self._seen:
+            return
+        host = _hostname(f"//{(pair[0] or b'').decode('latin-1')}")
+        if not self._host_is_ours(host):
+            raise Forbidden(f"Host {host!r} is not served here", hint="name it in AENV_ALLOWED_HOSTS if it should be")
+        if pair[1] is not None:
+            origin = _hostname(pair[1].decode("latin-1"))
+            if not (is_loopback(origin) or origin in self._allowed or (origin == host and not self._loopback)):
+                raise Forbidden(f"pages of {origin!r} may not call this server")
+        if len(self._seen) < 256:
+            self._seen.add(pair)
+
+    def _host_is_ours(self, host: str) -> bool:
+        # An address cannot be rebound, a name can.
+        return is_loopback(host) or host in self._allowed or (not self._loopback and _is_address(host))
+
+    def access(self, request: Request) -> Access:
+        """What the request's token opens."""
+        header = request.headers.get(b"authorization", b"")
+        token = header[7:].strip().decode("latin-1") if header[:7].lower() == b"bearer " else None
+        if token is None and request.path == "/mcp" and b"token=" in request.query:
+            token = parse_qs(request.query.decode("latin-1")).get("token", [None])[0]
+        return self._gate.access(token)
+
+    def require(self, request: Request, needed: Access) -> None:
+        found = self.access(request)
+        if found >= needed:
+            return
+        if found is Access.NONE:
+            raise Unauthorized(f"{request.path} needs a token", hint="send it as 'Authorization: Bearer ...'")
+        raise Forbidden(f"an agent's token does not open {request.path}", hint="use the owner's token")
+
+
+def _hostname(url: str) -> str:
+    try:
+        return (urlsplit(url).hostname or "").lower()
+    except ValueError:
+        return ""

@@ -1,0 +1,189 @@
+"""What a request is answered with: a ``Response`` that is ready, or an ``Answer`` that is still being written.
+
+An ``Answer`` belongs to the call, not to the connection. Any number of connections may follow it, from any point:
+the one that asked, one that asks again with the same call id after a cut, one that resumes an event stream.
+``Answers`` remembers the recent ones by call id, so that a call whose answer was lost is not run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+
+from aenv.errors import Conflict
+
+Headers = list[tuple[bytes, bytes]]
+JSON: Headers = [(b"content-type", b"application/json")]
+EVENTS: Headers = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Request:
+    """One HTTP request, its body read and bounded."""
+
+    __slots__ = ("body", "headers", "method", "path", "query", "raw_headers")
+
+    def __init__(self, method: str, path: str, query: bytes, raw_headers: Headers, body: bytes) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.raw_headers = raw_headers
+        self.headers = dict(raw_headers)
+        self.body = body
+
+    def header(self, name: bytes) -> str | None:
+        value = self.headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+
+class Response:
+    """A complete answer."""
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(self, status: int, body: bytes = b"", headers: Headers = JSON) -> None:
+        self.status = status
+        self.body = body
+        self.headers = headers if body or headers is not JSON else []
+
+
+class Answer:
+    """An answer in the making. Written on the event loop only; followed by connections."""
+
+    __slots__ = ("_leaving", "_waiters", "chunks", "done", "followers", "headers", "patience", "status", "task", "upgrade")
+
+    def __init__(self, patience: float | None) -> None:
+        self.status = 0
+        """HTTP status; 0 until the answer has begun."""
+        self.headers: Headers = []
+        self.chunks: list[bytes] = []
+        self.done = False
+        self.followers = 0
+        self.patience = patience
+        """Seconds the call goes on when nobody follows it any more; ``None`` for as long as it takes."""
+        self.task: asyncio.Task[None] | None = None
+        self.upgrade: Callable[[], None] | None = None
+        """Turns an answer that is slow to begin into an event stream, where the client takes one."""
+        self._waiters: list[asyncio.Future[None]] = []
+        self._leaving: asyncio.TimerHandle | None = None
+
+    def reply(self, response: Response) -> None:
+        """Answer in one piece."""
+        self.status, self.headers = response.status, response.headers
+        self.chunks.append(response.body)
+        self.close()
+
+    def begin(self, status: int, headers: Headers) -> None:
+        """Begin an answer in pieces."""
+        self.status, self.headers = status, headers
+        self._wake()
+
+    def write(self, chunk: bytes) -> None:
+        if not self.done:
+            self.chunks.append(chunk)
+            self._wake()
+
+    def close(self) -> None:
+        self.done = True
+        self._wake()
+
+    def cancel(self) -> None:
+        """End the call behind this answer."""
+        if self.task is not None:
+            self.task.cancel()
+
+    async def changed(self, seconds: float) -> None:
+        """Wait until something was written, at most so long."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiters.append(future)
+        timer = loop.call_later(seconds, _settle, future)
+        try:
+            await future
+        finally:
+            timer.cancel()
+
+    def joined(self) -> None:
+        """A connection follows."""
+        self.followers += 1
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+
+    def left(self) -> None:
+        """A connection follows no more. An unfinished call that nobody follows is ended after ``patience``."""
+        self.followers -= 1
+        if self.followers or self.done or self.patience is None:
+            return
+        self._leaving = asyncio.get_running_loop().call_later(self.patience, self.cancel)
+
+    def wake(self) -> None:
+        """Let followers look again."""
+        self._wake()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for future in waiters:
+            _settle(future)
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.chunks))
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class Answers:
+    """Recent answers by call id, bounded in number and in bytes; those of calls in flight are never dropped."""
+
+    def __init__(self, most: int = 4096, most_bytes: int = 64 * 1024 * 1024) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._kept: OrderedDict[str, tuple[int, Answer]] = OrderedDict()
+        self._bytes = 0
+        self._dropped: OrderedDict[str, None] = OrderedDict()
+
+    def get(self, call_id: str, request: Request) -> Answer | None:
+        """The answer to this very request, if it was made before."""
+        if call_id in self._dropped:
+            raise Conflict(f"call {call_id} was answered before, and its answer is no longer kept")
+        found = self._kept.get(call_id)
+        if found is None:
+            return None
+        if found[0] != hash((request.path, request.body)):
+            raise Conflict(f"call id {call_id} was used for another call", hint="use a new id for a new call")
+        return found[1]
+
+    def keep(self, call_id: str, request: Request, answer: Answer) -> None:
+        self._kept[call_id] = (hash((request.path, request.body)), answer)
+        if answer.task is not None:
+            answer.task.add_done_callback(lambda _: self._finished(answer))
+
+    def cancel(self, call_id: str) -> bool:
+        """End a call by its id; False when there is none in flight."""
+        found = self._kept.get(call_id)
+        if found is None or found[1].done:
+            return False
+        found[1].cancel()
+        return True
+
+    def _finished(self, answer: Answer) -> None:
+        self._bytes += answer.size
+        if self._bytes <= self._most_bytes and len(self._kept) <= self._most:
+            return
+        for call_id, (_, old) in list(self._kept.items()):
+            if self._bytes <= self._most_bytes and len(self._kept) <= self._most:
+                break
+            if old.done:
+                del self._kept[call_id]
+                self._bytes -= old.size
+                self._dropped[call_id] = None
+        while len(self._dropped) > 16 * self._most:
+            self._dropped.popitem(last=False)

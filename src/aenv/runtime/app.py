@@ -1,0 +1,347 @@
+"""The sandbox as one ASGI application: what is served where, who may ask, and how an answer is sent.
+
+The routes are at the bottom. A handler returns a ``Response`` or an ``Answer``; nothing here waits for author code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from aenv import __version__
+from aenv.errors import AEnvError, Invalid, NotFound, TooLarge
+from aenv.runtime.access import Guard
+from aenv.runtime.answers import EVENTS, Answer, Answers, Request, Response
+from aenv.runtime.functions import Function
+from aenv.runtime.mcp import LEGACY, MODERN, Endpoint, Reply, is_modern
+from aenv.runtime.service import Service, Unhealthy, log, lookup
+from aenv.runtime.tokens import Access
+from aenv.runtime.wrapped import Wrapped
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Handler = Callable[["App", Request, str], Reply]
+
+QUICK = 0.05
+"""A call that takes longer is watched for its client's leaving; a quick one is not worth it."""
+KEEP_ALIVE = 15.0
+"""Seconds of silence after which a client hears that its call is still running."""
+PATIENCE = 10.0
+"""Seconds a call with an id goes on unheard, for its client to come back."""
+CHUNK = 256 * 1024
+
+_encode = msgspec.json.Encoder().encode
+
+
+def success(data: Any, status: int = 200) -> Response:
+    return Response(status, _encode({"success": True, "data": data}))
+
+
+def failure(exc: AEnvError) -> Response:
+    body: dict[str, Any] = {"success": False, "error": exc.message, "code": exc.code}
+    if exc.hint:
+        body["hint"] = exc.hint
+    if isinstance(exc, Unhealthy):
+        body["data"] = exc.data
+    response = Response(exc.status, _encode(body))
+    if exc.status == 401:
+        response.headers = [*response.headers, (b"www-authenticate", b"Bearer")]
+    return response
+
+
+class App:
+    """One sandbox's HTTP surface."""
+
+    def __init__(self, service: Service, guard: Guard, *, max_body: int, wrapped: Wrapped | None = None) -> None:
+        self.service = service
+        self.mcp = Endpoint(service)
+        self.wrapped = wrapped
+        self.answers = Answers()
+        self.calls: set[asyncio.Task[None]] = set()
+        """Calls in flight."""
+        self._guard = guard
+        self._max_body = max_body
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"a sandbox serves HTTP, not {scope['type']}")
+        request = Request(scope["method"], scope["path"], scope["query_string"], scope["headers"], b"")
+        try:
+            self._guard.check_host(request)
+            needed, handler, rest = self._route(request)
+            self._guard.require(request, needed)
+            request.body = await self._body(request, receive)
+            reply = self._once(request, handler, rest)
+        except AEnvError as exc:
+            reply = failure(exc)
+        except _Gone:
+            return
+        if isinstance(reply, Response):
+            await _send(reply, send)
+        elif isinstance(reply, Answer):
+            await _follow(reply, 0, receive, send)
+        else:
+            await _follow(*reply, receive, send)
+
+    def _route(self, request: Request) -> tuple[Access, Handler, str]:
+        path = request.path
+        if found := EXACT.get(path):
+            methods, rest = found, ""
+        else:
+            first, _, rest = path[1:].partition("/")
+            methods = PREFIX.get(first, {}) if rest else {}
+        if route := methods.get(request.method):
+            return *route, rest
+        if (request.method, path) in self.service.loaded.endpoints:
+            return Access.OWNER, App.endpoint, path
+        if methods:
+            raise Invalid(f"{request.method} is not served at {path}", hint=f"use {', '.join(methods)}")
+        raise NotFound(f"nothing is served at {path}", hint=f"served: {', '.join([*EXACT, *map('/{}/...'.format, PREFIX)])}")
+
+    async def _body(self, request: Request, receive: Receive) -> bytes:
+        limit = self._max_body
+        if int(request.headers.get(b"content-length", b"0")) > limit:
+            raise _too_large(limit)
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            if part := message.get("body", b""):
+                parts.append(part)
+                size += len(part)
+                if size > limit:
+                    raise _too_large(limit)
+            if not message.get("more_body"):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _once(self, request: Request, handler: Handler, rest: str) -> Reply:
+        """Handle a request, or answer again what was answered before under the same call id."""
+        call_id = request.header(b"aenv-call-id")
+        if call_id is None:
+            return self._start(handler(self, request, rest))
+        if answer := self.answers.get(call_id, request):
+            return answer
+        reply = self._start(handler(self, request, rest))
+        if isinstance(reply, Answer):
+            reply.patience = PATIENCE
+            self.answers.keep(call_id, request, reply)
+        return reply
+
+    def _start(self, reply: Reply) -> Reply:
+        if isinstance(reply, Answer) and reply.task is not None:
+            self.calls.add(reply.task)
+            reply.task.add_done_callback(self._ended)
+        return reply
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.calls.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("a call failed in the runtime itself", exc_info=error)
+
+    # Handlers, in the order of the routes.
+
+    def serve_mcp(self, request: Request, rest: str) -> Reply:
+        if self.wrapped is None or (not self.wrapped.modern and is_modern(request)):
+            return self.mcp.handle(request)
+        return self.wrapped.handle(request)
+
+    def health(self, request: Request, rest: str) -> Reply:
+        known = self._guard.access(request) > Access.NONE
+
+        async def answer() -> Response:
+            try:
+                data = await self.service.health()
+            except Unhealthy as exc:
+                if not known:
+                    exc = Unhealthy("unhealthy", {"status": "unhealthy"})
+                return failure(exc)
+            return success(data if known else {"status": data["status"]})
+
+        return _working(answer())
+
+    def info(self, request: Request, rest: str) -> Reply:
+        project, loaded = self.service.project, self.service.loaded
+        return success(
+            {
+                "name": project.name,
+                "version": project.version,
+                "description": project.description,
+                "instance_id": self.service.instance.instance_id,
+                "runtime": __version__,
+                "protocols": [MODERN, *LEGACY],
+                "tools": list(loaded.tools),
+                "rewards": list(loaded.rewards),
+                "functions": list(loaded.functions),
+                "timeouts": {"call": self.service.call_limit},
+            }
+        )
+
+    def reward(self, request: Request, rest: str) -> Reply:
+        return self._called(self.service.reward(_query(request).get("name")), request)
+
+    def list_functions(self, request: Request, rest: str) -> Reply:
+        loaded = self.service.loaded
+        functions = [
+            {
+                "name": function.name,
+                "endpoint": function.mark.options.get("endpoint") or f"/functions/{function.name}",
+                "method": str(function.mark.options["method"]).upper(),
+                "description": function.description,
+                "inputSchema": function.arguments.schema,
+            }
+            for function in loaded.functions.values()
+        ]
+        health = loaded.health.name if loaded.health else None
+        return success({"total": len(functions), "functions": functions, "reward": list(loaded.rewards), "health": health})
+
+    def function(self, request: Request, name: str) -> Reply:
+        return self._called(lookup(self.service.loaded.functions, name, "function"), request)
+
+    def endpoint(self, request: Request, path: str) -> Reply:
+        return self._called(self.service.loaded.endpoints[request.method, path], request)
+
+    def list_tools(self, request: Request, rest: str) -> Reply:
+        return success(self.mcp.tools)
+
+    def tool(self, request: Request, name: str) -> Reply:
+        return self._called(lookup(self.service.loaded.tools, name, "tool"), request)
+
+    def reset(self, request: Request, rest: str) -> Reply:
+        body = _object(request.body)
+        seed = body.get("seed")
+        if set(body) - {"seed"} or not (seed is None or isinstance(seed, int)):
+            raise Invalid('reset takes {"seed": an integer or null}')
+
+        async def answer() -> Response:
+            return success(await self.service.reset(seed))
+
+        return _working(answer())
+
+    def cancel(self, request: Request, call_id: str) -> Reply:
+        return success({"cancelled": self.answers.cancel(call_id)})
+
+    def _called(self, function: Function, request: Request) -> Answer:
+        if request.method in ("GET", "DELETE"):
+            arguments = function.decode(_query(request), text=True)
+        else:
+            arguments = function.decode(request.body or b"{}")
+
+        async def answer() -> Response:
+            return success(await self.service.call(function, arguments))
+
+        return _working(answer())
+
+
+class _Gone(Exception):
+    """The client left before its request was complete."""
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the body is over {limit} bytes", hint="AENV_MAX_BODY sets this limit")
+
+
+def _query(request: Request) -> dict[str, str]:
+    return dict(parse_qsl(request.query.decode("latin-1"), keep_blank_values=True))
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(body or b"{}", type=dict[str, Any])
+    except msgspec.DecodeError as exc:
+        raise Invalid(f"the body is not a JSON object: {exc}") from None
+
+
+def _working(work: Any) -> Answer:
+    """An answer that the coroutine ``work`` will give; its client's leaving ends it."""
+    answer = Answer(0)
+
+    async def run() -> None:
+        try:
+            answer.reply(await work)
+        except asyncio.CancelledError:
+            answer.reply(failure(AEnvError("the call was cancelled")))
+            raise
+        except AEnvError as exc:
+            answer.reply(failure(exc))
+        except Exception as exc:
+            answer.reply(failure(AEnvError(f"the runtime failed: {exc!r}")))
+            raise
+
+    answer.task = asyncio.create_task(run())
+    return answer
+
+
+async def _send(response: Response, send: Send) -> None:
+    body = response.body
+    headers = [*response.headers, (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    for start in range(0, max(len(body) - CHUNK, 0), CHUNK):
+        await send({"type": "http.response.body", "body": body[start : start + CHUNK], "more_body": True})
+    rest = body if len(body) <= CHUNK else body[(len(body) - 1) // CHUNK * CHUNK :]
+    await send({"type": "http.response.body", "body": rest})
+
+
+async def _follow(answer: Answer, position: int, receive: Receive, send: Send) -> None:
+    """Send an answer as it is written, until it is done or its client has left."""
+    answer.joined()
+    begun = False
+    watch: asyncio.Task[None] | None = None
+    try:
+        while True:
+            if answer.done and not begun and position == 0 and len(answer.chunks) <= 1:
+                await _send(Response(answer.status, b"".join(answer.chunks), answer.headers), send)
+                return
+            if answer.status and not begun:
+                await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+                begun = True
+            while begun and position < len(answer.chunks):
+                await send({"type": "http.response.body", "body": answer.chunks[position], "more_body": True})
+                position += 1
+            if answer.done and position >= len(answer.chunks):
+                await send({"type": "http.response.body", "body": b""})
+                return
+            if watch is None:
+                await answer.changed(QUICK)
+                watch = asyncio.create_task(_until_gone(receive))
+                watch.add_done_callback(lambda _: answer.wake())
+                continue
+            await answer.changed(KEEP_ALIVE)
+            if watch.done():
+                return
+            if position == len(answer.chunks) and not answer.done:
+                if begun and answer.headers[: len(EVENTS)] == EVENTS:
+                    await send({"type": "http.response.body", "body": b": still running\r\n\r\n", "more_body": True})
+                elif not begun and answer.upgrade is not None:
+                    answer.upgrade()
+    finally:
+        if watch is not None:
+            watch.cancel()
+        answer.left()
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+EXACT: dict[str, dict[str, tuple[Access, Handler]]] = {
+    "/mcp": dict.fromkeys(("POST", "GET", "DELETE"), (Access.AGENT, App.serve_mcp)),
+    "/health": {"GET": (Access.NONE, App.health)},
+    "/info": {"GET": (Access.AGENT, App.info)},
+    "/task/reward": {"POST": (Access.OWNER, App.reward)},
+    "/functions/list": {"GET": (Access.OWNER, App.list_functions)},
+    "/tools": {"GET": (Access.AGENT, App.list_tools)},
+    "/reset": {"POST": (Access.OWNER, App.reset)},
+}
+PREFIX: dict[str, dict[str, tuple[Access, Handler]]] = {
+    "functions": dict.fromkeys(("POST", "GET"), (Access.OWNER, App.function)),
+    "tools": {"POST": (Access.AGENT, App.tool)},
+    "calls": {"DELETE": (Access.AGENT, App.cancel)},
+}

@@ -1,0 +1,124 @@
+"""``Context``: what a tool, reward or function may ask about the sandbox and the call it runs in."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+LEVELS = {
+    logging.DEBUG: "debug",
+    logging.INFO: "info",
+    logging.WARNING: "warning",
+    logging.ERROR: "error",
+    logging.CRITICAL: "critical",
+}
+
+
+class Instance(NamedTuple):
+    """The sandbox, as the engine described it."""
+
+    instance_id: str = "local"
+    env_name: str = ""
+    env_version: str = ""
+    environment_variables: Mapping[str, str] = {}
+    arguments: Sequence[str] = ()
+    datasource: str = ""
+    seed: int | None = None
+    working_directory: Path = Path()
+
+
+Notify = Callable[[str, dict[str, Any]], None]
+"""Send an MCP notification (method, parameters) to whoever made the call. Safe from any thread."""
+
+
+def silent(method: str, parameters: dict[str, Any]) -> None:
+    """The ``Notify`` of a call that nobody listens to."""
+
+
+class Context:
+    """Annotate a parameter with this class and it is filled in; callers never see it.
+
+    >>> @register_tool
+    ... def work(steps: int, ctx: Context) -> str:
+    ...     for step in range(steps):
+    ...         ctx.progress(step + 1, steps)
+    ...     return ctx.instance_id
+    """
+
+    def __init__(
+        self,
+        instance: Instance | None = None,
+        *,
+        name: str = "",
+        notify: Notify = silent,
+        progress_token: str | int | None = None,
+    ) -> None:
+        self._instance = instance or Instance()
+        self._name = name
+        self._notify = notify
+        self._progress_token = progress_token
+
+    @property
+    def instance_id(self) -> str:
+        return self._instance.instance_id
+
+    @property
+    def env_name(self) -> str:
+        return self._instance.env_name
+
+    @property
+    def env_version(self) -> str:
+        return self._instance.env_version
+
+    @property
+    def environment_variables(self) -> Mapping[str, str]:
+        return self._instance.environment_variables
+
+    @property
+    def arguments(self) -> Sequence[str]:
+        """The instance's arguments; the same as ``sys.argv[1:]``."""
+        return self._instance.arguments
+
+    @property
+    def datasource(self) -> str:
+        return self._instance.datasource
+
+    @property
+    def seed(self) -> int | None:
+        return self._instance.seed
+
+    @property
+    def working_directory(self) -> Path:
+        return self._instance.working_directory
+
+    @cached_property
+    def logger(self) -> logging.Logger:
+        """A logger whose lines go to the sandbox's log and, over MCP, to the client that made the call."""
+        logger = logging.Logger(f"aenv.tool.{self._name}")
+        logger.parent = logging.getLogger("aenv.tool")
+        logger.addHandler(_ToClient(self._notify))
+        return logger
+
+    def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
+        """Tell the caller how far the call is. Nothing happens when the caller did not ask."""
+        if self._progress_token is None:
+            return
+        parameters: dict[str, Any] = {"progressToken": self._progress_token, "progress": done}
+        if total is not None:
+            parameters["total"] = total
+        if message is not None:
+            parameters["message"] = message
+        self._notify("notifications/progress", parameters)
+
+
+class _ToClient(logging.Handler):
+    def __init__(self, notify: Notify) -> None:
+        super().__init__()
+        self._send = notify
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = LEVELS.get(record.levelno, "info")
+        self._send("notifications/message", {"level": level, "logger": record.name, "data": record.getMessage()})

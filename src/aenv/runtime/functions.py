@@ -1,0 +1,106 @@
+"""An author's function, made callable from outside: validated arguments, a thread when it blocks, its own errors."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aenv.errors import AEnvError, AuthorError
+from aenv.runtime import docstrings, threads
+from aenv.runtime.context import Context
+from aenv.runtime.registry import Mark
+from aenv.runtime.schema import Arguments, Result
+from aenv.runtime.threads import Threads
+
+
+class Raised(Exception):
+    """The author's code raised. ``cause`` is what it raised; ``summary`` is one line about it."""
+
+    def __init__(self, cause: BaseException) -> None:
+        self.cause = cause
+        text = str(cause)
+        self.summary = f"{type(cause).__name__}: {text}" if text else type(cause).__name__
+        super().__init__(self.summary)
+
+    def details(self) -> str:
+        """The traceback from the author's first line on, for the sandbox's log."""
+        trace = self.cause.__traceback__
+        while trace and trace.tb_next and trace.tb_frame.f_code.co_filename in (__file__, threads.__file__):
+            trace = trace.tb_next
+        return "".join(traceback.format_exception(type(self.cause), self.cause, trace))
+
+
+class Function:
+    """One marked function. ``decode`` and ``call`` are apart so that bad arguments are told from bad luck."""
+
+    def __init__(self, mark: Mark) -> None:
+        self.mark = mark
+        self.name = mark.name
+        self._function = mark.function
+        doc = docstrings.parse(inspect.getdoc(mark.function))
+        self.description: str | None = mark.options.get("description") or doc.description
+        self.arguments = Arguments(mark.function, doc)
+        self.result = Result(mark.function)
+        self._context = self.arguments.context
+        target = mark.function
+        while isinstance(target, functools.partial):
+            target = target.func
+        self._is_async = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(
+            getattr(target, "__call__", None)  # noqa: B004 - the method itself is wanted
+        )
+
+    @property
+    def wants_context(self) -> bool:
+        return self._context is not None
+
+    def decode(self, given: bytes | Mapping[str, Any], *, text: bool = False) -> dict[str, Any]:
+        """Keyword arguments, validated. Raises ``Invalid`` that names the argument."""
+        return self.arguments.decode(given, text=text)
+
+    async def call(self, arguments: dict[str, Any], context: Context) -> Any:
+        """Run the function. Whatever it raises, even ``SystemExit``, comes out as ``Raised``."""
+        if self._context is not None:
+            arguments = {**arguments, self._context: context}
+        if not self._is_async:
+            return await in_thread(functools.partial(self._function, **arguments))
+        try:
+            return await self._function(**arguments)
+        except asyncio.CancelledError as exc:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise Raised(exc) from None  # the author's own cancelled task, not a cancelled call
+        except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as exc:
+            raise Raised(exc) from None
+
+
+@functools.cache
+def _threads() -> Threads:
+    return Threads()
+
+
+async def in_thread(work: Callable[[], Any]) -> Any:
+    """Run an author's blocking code off the event loop; what it raises comes out as ``Raised``."""
+    outcome = await _threads().run(work)
+    if outcome.error is not None:
+        raise Raised(outcome.error) from None
+    return outcome.value
+
+
+async def run_hook(function: Function, context: Context, **arguments: Any) -> Any:
+    """Call a setup, teardown, reset or health function; what it raises is an ``AuthorError``."""
+    try:
+        return await function.call(function.decode(arguments), context)
+    except Raised as exc:
+        raise author_error(function, exc) from exc.cause
+
+
+def author_error(function: Function, raised: Raised) -> AEnvError:
+    """What the caller of a reward, function or hook is told when it raised."""
+    if isinstance(raised.cause, AEnvError):
+        return raised.cause
+    return AuthorError(f"{function.mark.kind} {function.name}() raised {raised.summary}")

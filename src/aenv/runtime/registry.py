@@ -1,0 +1,155 @@
+"""The decorators an author writes. They only mark: importing a project starts nothing and needs no server.
+
+``collect`` gathers the marks made while a project is imported; ``runtime.loader`` makes them callable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, TypeVar, overload
+
+Kind = Literal["tool", "reward", "function", "health", "setup", "teardown", "reset", "agent"]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Mark(NamedTuple):
+    """One use of a decorator."""
+
+    kind: Kind
+    function: Callable[..., Any]
+    name: str
+    options: Mapping[str, Any]
+
+    @property
+    def place(self) -> str:
+        """Where the function is written, as ``file:line``."""
+        code = getattr(self.function, "__code__", None)
+        return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.function)
+
+
+_marks: list[Mark] = []
+
+
+def marks() -> list[Mark]:
+    """Every mark made so far in this process."""
+    return list(_marks)
+
+
+@contextmanager
+def collect() -> Iterator[list[Mark]]:
+    """The marks made inside the block, complete when it ends; they are not left behind in ``marks()``."""
+    global _marks
+    outer, _marks = _marks, []
+    try:
+        yield _marks
+    finally:
+        _marks = outer
+
+
+def _mark(kind: Kind, function: F | None, name: str | None, **options: Any) -> F | Callable[[F], F]:
+    def apply(target: F) -> F:
+        if not callable(target):
+            raise TypeError(f"@register_{kind} goes on a function, not on {target!r}")
+        found = name or getattr(target, "__name__", None)
+        if not found:
+            raise TypeError(f"@register_{kind}: {target!r} has no name of its own, give one with name=")
+        given = {key: value for key, value in options.items() if value is not None}
+        _marks.append(Mark(kind, target, found, given))
+        return target
+
+    return apply if function is None else apply(function)
+
+
+@overload
+def register_tool(function: F, /) -> F: ...
+@overload
+def register_tool(
+    *,
+    name: str | None = None,
+    title: str | None = None,
+    description: str | None = None,
+    annotations: Mapping[str, Any] | None = None,
+    input_schema: Mapping[str, Any] | None = None,
+) -> Callable[[F], F]: ...
+def register_tool(
+    function: F | None = None,
+    /,
+    *,
+    name: str | None = None,
+    title: str | None = None,
+    description: str | None = None,
+    annotations: Mapping[str, Any] | None = None,
+    input_schema: Mapping[str, Any] | None = None,
+) -> F | Callable[[F], F]:
+    """Offer a function to the model as an MCP tool. Its signature and docstring become the schema.
+
+    ``annotations`` are MCP's hints (``readOnlyHint``, ...). ``input_schema`` replaces the published schema;
+    arguments are still validated against the signature.
+    """
+    return _mark(
+        "tool",
+        function,
+        name,
+        title=title,
+        description=description,
+        annotations=annotations,
+        input_schema=input_schema,
+    )
+
+
+@overload
+def register_agent(function: F, /) -> F: ...
+@overload
+def register_agent(*, name: str | None = None, description: str | None = None) -> Callable[[F], F]: ...
+def register_agent(
+    function: F | None = None, /, *, name: str | None = None, description: str | None = None
+) -> F | Callable[[F], F]:
+    """Offer an agent to other agents: a tool that takes a message and answers it."""
+    return _mark("agent", function, name, description=description)
+
+
+@overload
+def register_reward(function: F, /) -> F: ...
+@overload
+def register_reward(*, name: str | None = None) -> Callable[[F], F]: ...
+def register_reward(function: F | None = None, /, *, name: str | None = None) -> F | Callable[[F], F]:
+    """Score an episode: return a number, or a dict with ``score`` and whatever else is worth keeping."""
+    return _mark("reward", function, name)
+
+
+@overload
+def register_function(function: F, /) -> F: ...
+@overload
+def register_function(
+    *, name: str | None = None, endpoint: str | None = None, method: str = "POST"
+) -> Callable[[F], F]: ...
+def register_function(
+    function: F | None = None, /, *, name: str | None = None, endpoint: str | None = None, method: str = "POST"
+) -> F | Callable[[F], F]:
+    """Serve a function over HTTP at ``/functions/<name>``, and at ``endpoint`` too when one is given."""
+    return _mark("function", function, name, endpoint=endpoint, method=method)
+
+
+def register_health(function: F) -> F:
+    """Replace the default health check. Unhealthy: raise, return False, or a dict whose ``status`` says so."""
+    _mark("health", function, None)
+    return function
+
+
+def register_setup(function: F) -> F:
+    """Run once before the sandbox is ready. When it fails, the start fails."""
+    _mark("setup", function, None)
+    return function
+
+
+def register_teardown(function: F) -> F:
+    """Run once when the sandbox stops in good order."""
+    _mark("teardown", function, None)
+    return function
+
+
+def register_reset(function: F) -> F:
+    """Put the environment back to its beginning, for ``Environment.reset(seed=...)``."""
+    _mark("reset", function, None)
+    return function

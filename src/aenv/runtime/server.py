@@ -1,0 +1,230 @@
+"""Serving a project: load it, listen, and end in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from aenv import config, project
+from aenv.errors import AEnvError, Conflict, Invalid
+from aenv.project import Project
+from aenv.runtime import loader, tokens
+from aenv.runtime.access import Guard, is_loopback
+from aenv.runtime.app import App
+from aenv.runtime.context import Instance
+from aenv.runtime.service import Service
+from aenv.runtime.wrapped import Wrapped
+
+log = logging.getLogger("aenv.runtime")
+IDLE_CONNECTION = 90
+"""Seconds after which an unused connection is closed; longer than a client keeps one."""
+RELOAD_EVERY = 0.5
+
+
+class Served(NamedTuple):
+    """A sandbox that is ready."""
+
+    url: str
+    tools: list[str]
+    rewards: list[str]
+    functions: list[str]
+    owner_token: str | None
+    """The token made for this run; ``None`` when access is open or the engine brought its own."""
+
+
+def run(
+    path: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8081,
+    arguments: Sequence[str] = (),
+    reload: bool = False,
+    open_access: bool = False,
+    on_ready: Callable[[Served], None] | None = None,
+) -> None:
+    """Serve the project at ``path`` until SIGTERM or SIGINT.
+
+    On loopback no token is asked for. Elsewhere one is: the engine's, or one made here and handed to ``on_ready``;
+    ``open_access`` turns that off.
+    """
+    found = project.read(path, config_required=False)
+    sock = _bind(host, port)
+    sys.argv = [sys.argv[0], *arguments]
+    instance = Instance(
+        instance_id=config.get("instance_id"),
+        env_name=found.name,
+        env_version=found.version,
+        environment_variables=config.environment(),
+        arguments=tuple(arguments),
+        datasource=config.get("datasource"),
+        seed=_seed(),
+        working_directory=Path.cwd(),
+    )
+    loaded = loader.load(found)
+    owner_digest, made = _credentials(host, open_access)
+    guard = Guard(
+        tokens.Gate(owner_digest),
+        loopback=is_loopback(host),
+        allowed_hosts=filter(None, config.get("allowed_hosts").split(",")),
+    )
+    server = Server(found, Service(found, instance, loaded), guard, sock)
+    shown = f"[{host}]" if ":" in host else host
+    url = f"http://{shown}:{sock.getsockname()[1]}"
+
+    def ready() -> None:
+        if on_ready is not None:
+            on_ready(Served(url, list(loaded.tools), list(loaded.rewards), list(loaded.functions), made))
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(server.serve(ready, reload=reload))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as exc:
+        sock.close()
+        reason = exc.strerror or str(exc)
+        raise Conflict(f"cannot listen on {host}:{port}: {reason}", hint="choose another with --port") from exc
+    except OverflowError as exc:
+        sock.close()
+        raise Invalid(f"{port} is not a port", hint="use 0 to 65535") from exc
+    return sock
+
+
+def _credentials(host: str, open_access: bool) -> tuple[str | None, str | None]:
+    if given := config.get("owner_token_sha256"):
+        return given, None
+    if open_access or is_loopback(host):
+        return None, None
+    made = tokens.new_owner_token()
+    return tokens.digest(made), made
+
+
+def _seed() -> int | None:
+    seed = config.get("seed")
+    try:
+        return None if seed is None else int(seed)
+    except ValueError as exc:
+        raise Invalid(f"AENV_SEED must be an integer, found {seed!r}") from exc
+
+
+class Server:
+    """One project on one listening socket."""
+
+    def __init__(self, found: Project, service: Service, guard: Guard, sock: socket.socket) -> None:
+        self._project = found
+        self._service = service
+        self._guard = guard
+        self._socket = sock
+        self._grace = config.get("grace")
+
+    async def serve(self, ready: Callable[[], None], *, reload: bool = False) -> None:
+        """Serve until a signal; then calls in flight get the grace time, and the author's teardown runs."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        wrapped = Wrapped(self._service.loaded) if self._service.loaded.server is not None else None
+        if wrapped is not None:
+            await wrapped.start()
+        await self._service.setup()
+        app = App(self._service, self._guard, max_body=config.get("max_body"), wrapped=wrapped)
+        state = ServerState()
+        listening = await loop.create_server(_protocols(app, state), sock=self._socket, backlog=1024)
+        watching = asyncio.create_task(self._reload(app)) if reload else None
+        try:
+            ready()
+            await stop.wait()
+        finally:
+            if watching is not None:
+                watching.cancel()
+            listening.close()
+            await self._drain(app, state)
+            await self._service.teardown()
+            if wrapped is not None:
+                await wrapped.stop()
+
+    async def _drain(self, app: App, state: ServerState) -> None:
+        app.mcp.close()
+        for connection in list(state.connections):
+            connection.shutdown()
+        if app.calls:
+            log.info("waiting up to %g s for %d calls in flight", self._grace, len(app.calls))
+            await asyncio.wait(set(app.calls), timeout=self._grace)
+        for call in list(app.calls):
+            call.cancel()
+        if state.tasks:
+            await asyncio.wait(set(state.tasks), timeout=1.0)
+        for connection in list(state.connections):
+            connection.transport.close()
+
+    async def _reload(self, app: App) -> None:
+        """Load the project again whenever a file of it changes. What fails to load leaves the old one serving."""
+        before = _stamp(self._project)
+        while True:
+            await asyncio.sleep(RELOAD_EVERY)
+            now = _stamp(self._project)
+            if now == before:
+                continue
+            before = now
+            loader.unload(self._project)
+            try:
+                loaded = loader.load(self._project)
+            except AEnvError as exc:
+                log.error("reload failed, the last good version goes on serving\n%s", exc)
+                continue
+            self._service.loaded = loaded
+            app.mcp.refresh()
+            log.warning("reloaded: %d tools", len(loaded.tools))
+
+
+def _protocols(app: App, state: ServerState) -> Callable[[], asyncio.Protocol]:
+    # uvicorn's protocol class without its server, whose ten ticks a second every idle sandbox would pay for.
+    settings = Config(
+        app,
+        http=HttpToolsProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=IDLE_CONNECTION,
+    )
+    settings.load()
+    app_state: dict[str, Any] = {}
+    return lambda: HttpToolsProtocol(config=settings, server_state=state, app_state=app_state)
+
+
+def _stamp(found: Project) -> dict[Path, int]:
+    stamps = {}
+    for path in loader.source_files(found.source):
+        try:
+            stamps[path] = path.stat().st_mtime_ns
+        except FileNotFoundError:
+            continue
+    return stamps

@@ -1,0 +1,155 @@
+"""The state of one sandbox: the project it runs, the author's functions, and how each kind of them is called."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+import math
+from typing import Any
+
+import msgspec
+
+from aenv.errors import AEnvError, AuthorError, CallTimeout, Invalid, NotFound, Unsupported
+from aenv.project import Project
+from aenv.runtime.content import plain, tool_result
+from aenv.runtime.context import Context, Instance, Notify, silent
+from aenv.runtime.functions import Function, Raised, author_error, run_hook
+from aenv.runtime.loader import Loaded
+
+log = logging.getLogger("aenv.runtime")
+HEALTHY = ("healthy", "success", "ok")
+
+
+class Unhealthy(AEnvError):
+    """The health check says no; ``data`` is the author's answer."""
+
+    code, status = "unhealthy", 503
+
+    def __init__(self, message: str, data: Any) -> None:
+        super().__init__(message)
+        self.data = data
+
+
+class Service:
+    """What the routes call."""
+
+    def __init__(self, project: Project, instance: Instance, loaded: Loaded) -> None:
+        self.project = project
+        self.instance = instance
+        self.loaded = loaded
+        self.call_limit: float | None = project.timeouts.call
+
+    def context(self, name: str, notify: Notify = silent, progress_token: str | int | None = None) -> Context:
+        return Context(self.instance, name=name, notify=notify, progress_token=progress_token)
+
+    async def setup(self) -> None:
+        for function in self.loaded.setups:
+            await run_hook(function, self.context(function.name))
+
+    async def teardown(self) -> None:
+        for function in self.loaded.teardowns:
+            try:
+                await run_hook(function, self.context(function.name))
+            except AEnvError as exc:
+                log.error("%s", exc)
+
+    async def call_tool(self, function: Function, arguments: dict[str, Any], context: Context) -> dict[str, Any]:
+        """The result of a tool: its own failure is a result too, the platform's is an exception."""
+        try:
+            value = await self._limited(function, arguments, context)
+            return tool_result(value, function.result, function.name)
+        except Raised as exc:
+            log.info("tool %s failed\n%s", function.name, exc.details())
+            message = exc.cause.message if isinstance(exc.cause, AEnvError) else exc.summary
+            return tool_error(message)
+        except AuthorError as exc:
+            log.warning("tool %s: %s", function.name, exc)
+            return tool_error(f"{exc}; {exc.hint}" if exc.hint else str(exc))
+
+    async def call(self, function: Function, arguments: dict[str, Any]) -> msgspec.Raw:
+        """The result of a reward or function, as JSON."""
+        try:
+            value = await self._limited(function, arguments, self.context(function.name))
+        except Raised as exc:
+            log.warning("%s %s failed\n%s", function.mark.kind, function.name, exc.details())
+            raise author_error(function, exc) from exc.cause
+        if function.mark.kind == "reward":
+            _check_reward(function, value)
+        return plain(value, function.result, function.name)
+
+    async def _limited(self, function: Function, arguments: dict[str, Any], context: Context) -> Any:
+        if self.call_limit is None:
+            return await function.call(arguments, context)
+        try:
+            async with asyncio.timeout(self.call_limit) as limit:
+                return await function.call(arguments, context)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise CallTimeout(
+                f"{function.name}() took longer than {self.call_limit:g} s",
+                hint="deployConfig.timeouts.call sets this limit",
+            ) from None
+
+    async def reset(self, seed: int | None) -> Any:
+        """Run the author's reset with the seed, if it takes one."""
+        function = self.loaded.reset
+        if function is None:
+            raise Unsupported("this environment cannot be reset", hint="register one with @register_reset")
+        self.instance = self.instance._replace(seed=seed)
+        takes_seed = "seed" in function.arguments.schema["properties"]
+        value = await run_hook(function, self.context(function.name), **({"seed": seed} if takes_seed else {}))
+        return plain(value, function.result, function.name)
+
+    async def health(self) -> dict[str, Any]:
+        """The author's health, or the default; raises ``Unhealthy``."""
+        function = self.loaded.health
+        answer: dict[str, Any] = {"status": "success"}
+        if function is None:
+            return answer
+        try:
+            found = await run_hook(function, self.context(function.name))
+        except AEnvError as exc:
+            raise Unhealthy(str(exc), {"status": "unhealthy", "reason": str(exc)}) from exc
+        if isinstance(found, dict):
+            answer = {**answer, **found}
+        if found is False or str(answer["status"]) not in HEALTHY:
+            raise Unhealthy(f"the health check answered {found!r}", answer | ({"status": "unhealthy"} if not found else {}))
+        return answer
+
+    def reward(self, name: str | None) -> Function:
+        """The reward of that name, or the only one."""
+        rewards = self.loaded.rewards
+        if not rewards:
+            raise NotFound("this environment has no reward", hint="register one with @register_reward")
+        if name is None and len(rewards) > 1:
+            raise Invalid(f"there are {len(rewards)} rewards", hint=f"choose with name=: {', '.join(rewards)}")
+        return next(iter(rewards.values())) if name is None else lookup(rewards, name, "reward")
+
+
+def lookup(table: dict[str, Function], name: str, kind: str) -> Function:
+    """The function of that name; a miss is answered with the nearest."""
+    if found := table.get(name):
+        return found
+    raise NotFound(f"there is no {kind} {name!r}", hint=nearest(table, name))
+
+
+def nearest(table: dict[str, Function], name: str) -> str:
+    near = difflib.get_close_matches(name, table, 1)
+    return f"did you mean {near[0]!r}?" if near else f"available: {', '.join(sorted(table)) or 'none'}"
+
+
+def tool_error(message: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": message}], "isError": True}
+
+
+def _check_reward(function: Function, value: Any) -> None:
+    score = value.get("score") if isinstance(value, dict) else getattr(value, "score", value)
+    if hasattr(score, "item"):
+        score = score.item()
+    if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
+        raise AuthorError(
+            f"reward {function.name}() returned {value!r}"[:300],
+            hint="return a finite number, or a dict whose 'score' is one",
+        )

@@ -1,0 +1,91 @@
+"""Threads for blocking functions: started when none is idle, so that one which never returns delays nobody.
+
+Unlike ``ThreadPoolExecutor``, they are daemons: a hung tool does not keep a sandbox from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from aenv import config
+
+
+class Outcome:
+    """What a thread hands back. An exception travels as a value: a future that held ``SystemExit`` or
+    ``StopIteration`` would take the event loop with it."""
+
+    __slots__ = ("error", "value")
+
+    def __init__(self, value: Any, error: BaseException | None) -> None:
+        self.value = value
+        self.error = error
+
+
+class _Job:
+    __slots__ = ("context", "done", "work")
+
+    def __init__(self, work: Callable[[], Any], done: asyncio.Future[Outcome]) -> None:
+        self.context = contextvars.copy_context()
+        self.work = work
+        self.done = done
+
+    def run(self) -> Outcome:
+        try:
+            return Outcome(self.context.run(self.work), None)
+        except BaseException as exc:
+            return Outcome(None, exc)
+
+
+_Inbox = SimpleQueue[_Job]
+
+
+class Threads:
+    """All book-keeping happens on the event loop, so it needs no lock."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most or config.get("threads")
+        self._idle: list[_Inbox] = []
+        self._waiting: deque[_Job] = deque()
+        self._started = 0
+
+    async def run(self, work: Callable[[], Any]) -> Outcome:
+        """Run ``work`` in a thread. Cancelling abandons the thread, which cannot be stopped."""
+        loop = asyncio.get_running_loop()
+        job = _Job(work, loop.create_future())
+        if self._idle:
+            self._idle.pop().put(job)
+        elif self._started < self._most:
+            self._started += 1
+            inbox: _Inbox = SimpleQueue()
+            inbox.put(job)
+            threading.Thread(
+                target=self._worker, args=(loop, inbox), name=f"aenv-tool-{self._started}", daemon=True
+            ).start()
+        else:
+            self._waiting.append(job)
+        return await job.done
+
+    def _worker(self, loop: asyncio.AbstractEventLoop, inbox: _Inbox) -> None:
+        while True:
+            job = inbox.get()
+            outcome = job.run()
+            try:
+                loop.call_soon_threadsafe(self._finished, inbox, job, outcome)
+            except RuntimeError:  # the loop is closed: the sandbox has ended
+                return
+
+    def _finished(self, inbox: _Inbox, job: _Job, outcome: Outcome) -> None:
+        if not job.done.done():
+            job.done.set_result(outcome)
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done.done():
+                inbox.put(waiting)
+                return
+        self._idle.append(inbox)

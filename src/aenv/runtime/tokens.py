@@ -1,0 +1,53 @@
+"""The two credentials of an instance.
+
+The owner token is a secret of the engine and the client; the sandbox holds only its digest. The agent token
+follows from that digest, so an agent that reads everything in its sandbox learns no more than it was given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from enum import IntEnum
+
+
+class Access(IntEnum):
+    """What a request may do; each level includes the one before it."""
+
+    NONE = 0
+    AGENT = 1
+    """Tools: ``/mcp`` and ``/tools``."""
+    OWNER = 2
+    """The rest: reward, functions, reset."""
+
+
+def new_owner_token() -> str:
+    return secrets.token_urlsafe(32)
+
+
+def digest(owner_token: str) -> str:
+    """What a sandbox is given to check an owner token with."""
+    return hashlib.sha256(owner_token.encode()).hexdigest()
+
+
+def agent_token(owner_digest: str) -> str:
+    """The token that opens the tools of the instance whose owner token has this digest."""
+    return hmac.new(owner_digest.encode(), b"aenv agent", hashlib.sha256).hexdigest()
+
+
+class Gate:
+    """Decides what a presented token may do. Without a digest everybody is the owner."""
+
+    def __init__(self, owner_digest: str | None) -> None:
+        self._owner = owner_digest
+        self._agent = agent_token(owner_digest) if owner_digest else None
+
+    def access(self, token: str | None) -> Access:
+        if self._owner is None or self._agent is None:
+            return Access.OWNER
+        if not token:
+            return Access.NONE
+        if hmac.compare_digest(digest(token), self._owner):
+            return Access.OWNER
+        return Access.AGENT if hmac.compare_digest(token.encode(), self._agent.encode()) else Access.NONE
