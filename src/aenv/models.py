@@ -6,6 +6,7 @@ import base64
 import re
 from typing import Any, Self
 
+import msgspec
 from msgspec import Struct
 
 from aenv.errors import Invalid, ToolError
@@ -55,6 +56,46 @@ def parse_duration(value: str | float, what: str = "ttl") -> float:
     if not 0 < seconds < float("inf"):
         raise Invalid(f"{what} {value!r} is not a length of time", hint="use 90s, 30m, 1h30m, 24h, 1d or seconds")
     return seconds
+
+
+def _foreign(value: Any) -> Any:
+    """What msgspec does not know: pydantic models, and arrays and scalars that can list themselves."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if hasattr(value, "tolist") and hasattr(value, "dtype"):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__} has no JSON form")
+
+
+to_json = msgspec.json.Encoder(enc_hook=_foreign).encode
+"""A value as JSON. Raises one of ``NOT_JSON`` when it has none."""
+NOT_JSON = (TypeError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError)
+
+
+class SandboxSpec(Struct, frozen=True, kw_only=True):
+    """What a caller asks for."""
+
+    env: EnvRef
+    datasource: str = ""
+    ttl: float | None = None
+    environment_variables: dict[str, str] = {}
+    arguments: list[str] = []
+    owner: str | None = None
+    labels: dict[str, str] = {}
+    seed: int | None = None
+    resources: dict[str, str] = {}
+
+
+class Sandbox(Struct, frozen=True, kw_only=True):
+    """A running sandbox as its client reaches it."""
+
+    url: str
+    """Base URL of the runtime inside: ``http://...`` or ``unix:/path``."""
+    id: str = "local"
+    token: str | None = None
+    """The owner's token, where one is asked for."""
+    attached: bool = False
+    """Somebody else's: it is taken as it is, whatever its name."""
 
 
 class Image(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What the commands print: data on stdout, as a table or JSON; talk on stderr; failures and their exit codes."""
+"""What the commands print: data on stdout, as a table or JSON; talk on stderr; failures with exit codes."""
 
 from __future__ import annotations
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shlex
 import signal
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -77,7 +77,9 @@ class WithArguments(click.Command):
 def init(
     *, name: str, version: str, template: str, work_dir: Path, force: bool, config_only: bool, output: str
 ) -> None:
-    """Make a new project in ./NAME. Needs no server.
+    """Make a new project.
+
+    It is written into ./NAME and needs no server.
 
     \b
     Example:
@@ -125,10 +127,10 @@ def run(
     reload: bool,
     output: str,
 ) -> None:
-    """Run the project here as a sandbox on this machine, until Ctrl-C.
+    """Run the project here as a sandbox on this machine.
 
-    What stands after -- becomes the instance's arguments. With -o json, one JSON object is printed when the
-    sandbox is ready.
+    It runs until Ctrl-C. What stands after -- becomes the instance's arguments. With -o json, one JSON object is
+    printed when the sandbox is ready.
 
     \b
     Example:
@@ -139,6 +141,9 @@ def run(
 
     found = project.read(work_dir)
     _warn(found)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    # A terminal that is closed ends the sandbox in good order, and the inspector with it.
+    signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     inspector = Inspector()
 
     def ready(served: Served) -> None:
@@ -155,7 +160,6 @@ def run(
             port=port,
             arguments=ctx.meta.get("arguments", ()),
             reload=reload,
-            open_access=_is_loopback(host),
             on_ready=ready,
         )
     finally:
@@ -227,15 +231,6 @@ async def _run_tests(
 def _warn(found: Project) -> None:
     for warning in found.warnings:
         label("warning", warning)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _local(url: str) -> str:

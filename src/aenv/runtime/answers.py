@@ -54,7 +54,7 @@ class Response:
 class Answer:
     """An answer in the making. Written on the event loop only; followed by connections."""
 
-    __slots__ = ("_leaving", "_waiters", "chunks", "done", "followers", "headers", "patience", "status", "task", "upgrade")
+    __slots__ = ("_leaving", "_waiters", "chunks", "done", "followers", "headers", "patience", "status", "task", "transient", "upgrade")
 
     def __init__(self, patience: float | None) -> None:
         self.status = 0
@@ -65,6 +65,8 @@ class Answer:
         self.followers = 0
         self.patience = patience
         """Seconds the call goes on when nobody follows it any more; ``None`` for as long as it takes."""
+        self.transient = False
+        """Whether what was sent is forgotten: a stream without end that nobody can ask for again."""
         self.task: asyncio.Task[None] | None = None
         self.upgrade: Callable[[], None] | None = None
         """Turns an answer that is slow to begin into an event stream, where the client takes one."""

@@ -6,6 +6,7 @@ The routes are at the bottom. A handler returns a ``Response`` or an ``Answer``;
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qsl
@@ -13,7 +14,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from aenv import __version__
-from aenv.errors import AEnvError, Invalid, NotFound, TooLarge
+from aenv.errors import AEnvError, Invalid, NotFound, SandboxLost, TooLarge
 from aenv.runtime.access import Guard
 from aenv.runtime.answers import EVENTS, Answer, Answers, Request, Response
 from aenv.runtime.functions import Function
@@ -64,6 +65,8 @@ class App:
         self.answers = Answers()
         self.calls: set[asyncio.Task[None]] = set()
         """Calls in flight."""
+        self.boot = secrets.token_hex(8)
+        """Names this life of the sandbox: a caller that saw another one must hear that its state is gone."""
         self._guard = guard
         self._max_body = max_body
 
@@ -75,6 +78,7 @@ class App:
             self._guard.check_host(request)
             needed, handler, rest = self._route(request)
             self._guard.require(request, needed)
+            self._same_life(request)
             request.body = await self._body(request, receive)
             reply = self._once(request, handler, rest)
         except AEnvError as exc:
@@ -102,6 +106,11 @@ class App:
         if methods:
             raise Invalid(f"{request.method} is not served at {path}", hint=f"use {', '.join(methods)}")
         raise NotFound(f"nothing is served at {path}", hint=f"served: {', '.join([*EXACT, *map('/{}/...'.format, PREFIX)])}")
+
+    def _same_life(self, request: Request) -> None:
+        known = request.header(b"aenv-boot")
+        if known is not None and known != self.boot:
+            raise SandboxLost("the sandbox was restarted, and what the episode did in it is gone")
 
     async def _body(self, request: Request, receive: Receive) -> bytes:
         limit = self._max_body
@@ -162,7 +171,9 @@ class App:
                 if not known:
                     exc = Unhealthy("unhealthy", {"status": "unhealthy"})
                 return failure(exc)
-            return success(data if known else {"status": data["status"]})
+            response = success(data if known else {"status": data["status"]})
+            response.headers = [*response.headers, (b"aenv-boot", self.boot.encode())]
+            return response
 
         return _working(answer())
 
@@ -303,6 +314,8 @@ async def _follow(answer: Answer, position: int, receive: Receive, send: Send) -
                 begun = True
             while begun and position < len(answer.chunks):
                 await send({"type": "http.response.body", "body": answer.chunks[position], "more_body": True})
+                if answer.transient:
+                    answer.chunks[position] = b""
                 position += 1
             if answer.done and position >= len(answer.chunks):
                 await send({"type": "http.response.body", "body": b""})

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from aenv.errors import AuthorError
-from aenv.models import Audio, Image, ToolResult
+from aenv.models import NOT_JSON, Audio, Image, ToolResult, to_json
 from aenv.runtime.schema import Result
 
 _MAGIC = (
@@ -22,23 +22,11 @@ _MAGIC = (
 _RIFF = {b"WEBP": "image/webp", b"WAVE": "audio/wav"}
 
 
-def _foreign(value: Any) -> Any:
-    """What msgspec does not know: pydantic models, and arrays and scalars that can list themselves."""
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    if hasattr(value, "tolist") and hasattr(value, "dtype"):
-        return value.tolist()
-    raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__} has no JSON form")
-
-
-_encode = msgspec.json.Encoder(enc_hook=_foreign).encode
-
-
 def encode(value: Any, who: str) -> bytes:
     """A value as JSON; an ``AuthorError`` that says what in it cannot be sent."""
     try:
-        return _encode(value)
-    except (TypeError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError) as exc:
+        return to_json(value)
+    except NOT_JSON as exc:
         raise AuthorError(
             f"{who}() returned something that cannot be sent: {exc}",
             hint="return str, numbers, dict, list, dataclasses, pydantic models, bytes or aenv.Image",

@@ -8,13 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-LEVELS = {
-    logging.DEBUG: "debug",
-    logging.INFO: "info",
-    logging.WARNING: "warning",
-    logging.ERROR: "error",
-    logging.CRITICAL: "critical",
-}
+_LEVELS = (
+    (logging.CRITICAL, "critical"),
+    (logging.ERROR, "error"),
+    (logging.WARNING, "warning"),
+    (logging.INFO, "info"),
+)
 
 
 class Instance(NamedTuple):
@@ -97,7 +96,8 @@ class Context:
     @cached_property
     def logger(self) -> logging.Logger:
         """A logger whose lines go to the sandbox's log and, over MCP, to the client that made the call."""
-        logger = logging.Logger(f"aenv.tool.{self._name}")
+        # Its own level lets every line through: the client and the sandbox's log each choose what they take.
+        logger = logging.Logger(f"aenv.tool.{self._name}", logging.DEBUG)
         logger.parent = logging.getLogger("aenv.tool")
         logger.addHandler(_ToClient(self._notify))
         return logger
@@ -120,5 +120,5 @@ class _ToClient(logging.Handler):
         self._send = notify
 
     def emit(self, record: logging.LogRecord) -> None:
-        level = LEVELS.get(record.levelno, "info")
-        self._send("notifications/message", {"level": level, "logger": record.name, "data": record.getMessage()})
+        level = next((name for least, name in _LEVELS if record.levelno >= least), "debug")
+        self._send("notifications/message", {"level": level, "logger": record.name, "data": self.format(record)})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import re
 import secrets
 import threading
 from collections import OrderedDict
@@ -30,6 +31,7 @@ RESUMABLE = "2025-11-25"
 """The session revision whose event streams begin with an id to resume from."""
 _META = "io.modelcontextprotocol/"
 _LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+_INTEGER = re.compile(r"-?[0-9]+(\.0+)?")
 _MOST_SESSIONS = 4096
 _MOST_STREAMS = 64
 _RETRY_MS = 1000
@@ -420,7 +422,8 @@ class Endpoint:
         if params.name is None:
             raise _Refused(INVALID_PARAMS, "params.name is missing: which tool?")
         tool = self._tools.get(params.name)
-        given = b"{}" if params.arguments is UNSET or params.arguments == b"null" else bytes(params.arguments)
+        given = b"{}" if params.arguments is UNSET else bytes(params.arguments)
+        given = b"{}" if given == b"null" else given
         try:
             if tool is None:
                 raise Invalid(f"there is no tool {params.name!r}; {nearest(self._service.loaded.tools, params.name)}")
@@ -524,10 +527,7 @@ def _same(shown: str, value: Any) -> bool:
     if isinstance(value, bool):
         return shown == ("true" if value else "false")
     if isinstance(value, int):
-        try:
-            return float(shown) == value
-        except ValueError:
-            return False
+        return _INTEGER.fullmatch(shown) is not None and float(shown) == value
     return shown == value
 
 

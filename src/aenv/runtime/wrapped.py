@@ -23,6 +23,10 @@ from aenv.runtime.registry import Mark
 from aenv.runtime.schema import Result
 
 
+_CONNECTION = (b"content-length", b"connection", b"transfer-encoding")
+"""Headers that belong to the connection, which is ours."""
+
+
 class Wrapped:
     """The server, mounted. Enter it to start what the server needs running."""
 
@@ -71,6 +75,7 @@ class Wrapped:
         """Let the server answer. It hears that its client left by being cancelled, where the revision says so."""
         legacy_call = request.method == "POST" and request.headers.get(b"mcp-protocol-version", b"") < b"2026"
         answer = Answer(None if legacy_call else 0)
+        answer.transient = request.method == "GET"
         # Host and Origin were checked on the way in, by rules the server does not know.
         headers = [pair for pair in request.raw_headers if pair[0] not in (b"host", b"origin", b"authorization")]
         scope = {
@@ -102,7 +107,8 @@ class Wrapped:
 
         async def send(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                answer.begin(message["status"], [(bytes(k), bytes(v)) for k, v in message["headers"]])
+                headers = [(bytes(name).lower(), bytes(value)) for name, value in message["headers"]]
+                answer.begin(message["status"], [pair for pair in headers if pair[0] not in _CONNECTION])
             elif message["type"] == "http.response.body":
                 if chunk := message.get("body"):
                     answer.write(bytes(chunk))

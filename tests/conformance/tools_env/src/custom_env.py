@@ -147,8 +147,9 @@ async def test_streaming_elicitation(ctx: Context) -> str:
 
 
 @register_tool
-async def test_reconnection() -> str:
-    """Take a moment, then answer."""
+async def test_reconnection(ctx: Context) -> str:
+    """Log, which opens an event stream in a session, take a moment and answer."""
+    ctx.logger.info("Reconnection test started")
     await asyncio.sleep(STEP)
     return "Reconnection test completed successfully"
 

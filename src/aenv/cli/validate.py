@@ -1,0 +1,269 @@
+"""``aenv validate``: what would stop a project from working, or make it work badly, each with a fix."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aenv import project
+from aenv.cli.output import Check, output_option, show_checks
+from aenv.cli.project import work_dir_option
+from aenv.errors import AEnvError
+
+if TYPE_CHECKING:
+    from aenv.client.environment import Environment
+    from aenv.project import Project
+
+SEED = 20_260_101
+"""What both sandboxes of ``--determinism`` are given."""
+_REQUIREMENT = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[[^\]]*\])?\s*(@\s*\S+|\(?(\s*(===|[<>=!~]=|[<>])\s*[^\s,;()]+\s*,?)*\)?)\s*(;.*)?"
+)
+
+
+@click.command()
+@work_dir_option
+@click.option("--determinism", is_flag=True, help="Also compare two sandboxes with the same seed.")
+@click.option("--startup-timeout", type=float, default=60.0, help="Seconds the sandbox has to become ready.")
+@output_option
+def validate(work_dir: Path, determinism: bool, startup_timeout: float, output: str) -> int:
+    """Check the project, and say how to mend what is wrong.
+
+    First the files, then a sandbox that is started for it. Exit code 1 when a check failed.
+
+    --determinism starts two sandboxes with the same seed and compares what can be asked without knowing the
+    project: the tools, the functions, the state of health, and the results of the tools and the reward that
+    need no argument, called in order. It cannot see a tool that needs arguments.
+
+    \b
+    Example:
+      aenv validate
+      aenv validate --determinism -o json
+    """
+    found, checks = static_checks(work_dir)
+    if found is not None and not any(row.status == "fail" for row in checks):
+        checks += asyncio.run(live_checks(found, startup_timeout, determinism))
+    return show_checks(checks, output)
+
+
+# The files
+
+
+def static_checks(path: Path) -> tuple[Project | None, list[Check]]:
+    """Checks that start nothing. No project when its config cannot be read."""
+    try:
+        found = project.read(path)
+    except AEnvError as exc:
+        return None, [
+            Check("config", "fail", line, exc.hint or "correct config.json")
+            for line in exc.message.splitlines()
+        ]
+    rows = [
+        Check("config", "warn", warning, "remove it, or correct its spelling") for warning in found.warnings
+    ]
+    rows = rows or [Check("config", "ok", f"{found.name} {found.version}")]
+    return found, [
+        *rows,
+        *_source(found),
+        *_requirements(found),
+        *_image(found),
+        *_tests(found),
+        *_package(found),
+    ]
+
+
+def _source(found: Project) -> Iterator[Check]:
+    files = sorted(found.source.rglob("*.py"))
+    for file in files:
+        try:
+            compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
+        except (SyntaxError, ValueError) as exc:
+            line = getattr(exc, "lineno", None) or 1
+            yield Check(
+                "source", "fail", f"{file.relative_to(found.root)}:{line}: {exc}", "correct the syntax"
+            )
+            return
+    if files:
+        yield Check("source", "ok", f"{len(files)} modules in {found.source.name}/")
+    else:
+        yield Check("source", "fail", f"no .py file in {found.source}", "write a tool in src/custom_env.py")
+
+
+def _requirements(found: Project) -> Iterator[Check]:
+    file = found.root / "requirements.txt"
+    if not file.is_file():
+        yield Check(
+            "requirements", "warn", "no requirements.txt", "list the packages that src/ needs, or none"
+        )
+        return
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    bad = [
+        f"requirements.txt:{number}: {line.strip()}"
+        for number, line in enumerate(lines, 1)
+        if not _is_requirement(line)
+    ]
+    if bad:
+        yield Check("requirements", "fail", "\n".join(bad), "write each as name, or name>=1.0")
+    else:
+        yield Check("requirements", "ok", "every line can be read")
+
+
+def _is_requirement(line: str) -> bool:
+    text = re.sub(r"(^|\s)#.*", "", line).strip().rstrip("\\").strip()
+    is_other = not text or text.startswith(("-", "./", "../", "/")) or "://" in text.split("@")[0]
+    return is_other or _REQUIREMENT.fullmatch(re.sub(r"\s--hash=\S+", "", text)) is not None
+
+
+def _image(found: Project) -> Iterator[Check]:
+    name = str(found.value("buildConfig.dockerfile"))
+    if found.dockerfile.is_file():
+        yield Check("dockerfile", "ok", name)
+    else:
+        yield Check(
+            "dockerfile", "warn", f"{name} is not there, so no image can be built", "'aenv init' writes one"
+        )
+
+
+def _tests(found: Project) -> Iterator[Check]:
+    folder = next((name for name in ("test", "tests") if (found.root / name).is_dir()), None)
+    if found.test_script or folder:
+        yield Check("tests", "ok", found.test_script or f"{folder}/")
+    else:
+        yield Check("tests", "warn", "no tests", "write some in test/; 'aenv test' runs them")
+
+
+def _package(found: Project) -> Iterator[Check]:
+    try:
+        package = project.pack(found)
+    except AEnvError as exc:
+        yield Check("package", "fail", exc.message, exc.hint or "")
+    else:
+        yield Check("package", "ok", f"{len(package) / 1024:.1f} KiB packed")
+
+
+# A sandbox
+
+
+async def live_checks(found: Project, startup_timeout: float, determinism: bool) -> list[Check]:
+    """Checks on a sandbox that is started for them."""
+    try:
+        async with _sandbox(found, startup_timeout) as env:
+            rows = [Check("start", "ok", "the sandbox started"), *await _answers(env)]
+            first = await _observations(env) if determinism else {}
+        if not determinism:
+            return rows
+        async with _sandbox(found, startup_timeout) as env:
+            return [*rows, *_compared(first, await _observations(env))]
+    except AEnvError as exc:
+        return [Check("start", "fail", exc.message, exc.hint or "correct what the message names")]
+
+
+@asynccontextmanager
+async def _sandbox(found: Project, startup_timeout: float) -> AsyncIterator[Environment]:
+    from aenv.client.environment import Environment, attach
+    from aenv.client.local import run_project
+
+    seed = {"AENV_SEED": str(SEED)}
+    async with run_project(found.root, environment_variables=seed, startup_timeout=startup_timeout) as url:
+        async with Environment(found.name, provision=attach(url), skip_for_healthy=True) as env:
+            yield env
+
+
+async def _answers(env: Environment) -> list[Check]:
+    rows = []
+    try:
+        await env.check_health()
+        rows.append(Check("health", "ok", "healthy"))
+    except AEnvError as exc:
+        rows.append(Check("health", "fail", exc.message, "see what the health check looks at"))
+    tools = await env.list_tools()
+    rows += _tools(tools)
+    listed = await env.list_functions()
+    if listed["reward"]:
+        rows.append(Check("reward", "ok", ", ".join(_names(listed["reward"]))))
+    else:
+        rows.append(
+            Check("reward", "warn", "no reward: agents can be run, not trained", "add a @register_reward")
+        )
+    return rows
+
+
+def _names(listed: Any) -> list[str]:
+    entries = listed if isinstance(listed, list) else [listed]
+    return [str(entry["name"]) if isinstance(entry, dict) else str(entry) for entry in entries]
+
+
+def _tools(tools: list[dict[str, Any]]) -> Iterator[Check]:
+    if not tools:
+        yield Check("tools", "warn", "no tools: an agent can do nothing", "add a @register_tool")
+        return
+    names = [_bare(tool) for tool in tools]
+    if silent := [_bare(tool) for tool in tools if not (tool.get("description") or "").strip()]:
+        yield Check(
+            "tools", "warn", f"no description: {', '.join(silent)}", "say in a docstring what each is for"
+        )
+    else:
+        yield Check("tools", "ok", ", ".join(names))
+    if find_spec("jsonschema") is None:
+        yield Check("schemas", "warn", "not checked: jsonschema is not installed", "pip install jsonschema")
+        return
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError
+
+    wrong = []
+    for tool in tools:
+        try:
+            Draft202012Validator.check_schema(tool["inputSchema"])
+        except SchemaError as exc:
+            wrong.append(f"{_bare(tool)}: {exc.message}")
+    if wrong:
+        yield Check("schemas", "fail", "\n".join(wrong), "correct the tool's input_schema")
+    else:
+        yield Check("schemas", "ok", "each is valid JSON Schema")
+
+
+def _bare(tool: dict[str, Any]) -> str:
+    return str(tool["name"]).rsplit("/", 1)[-1]
+
+
+async def _observations(env: Environment) -> dict[str, str]:
+    """What can be asked of any project, as text, in the order in which it is asked."""
+    tools = await env.list_tools()
+    seen = {"tools": _text(tools), "functions": _text(await env.list_functions())}
+    health = await env.check_health()
+    seen["health"] = _text(health.get("status") if isinstance(health, dict) else health)
+    for tool in tools:
+        if not tool["inputSchema"].get("required"):
+            answer = await env.call_tool(_bare(tool), {})
+            seen[f"tool {_bare(tool)}"] = _text([answer.is_error, answer.content, answer.structured])
+    try:
+        seen["reward"] = _text(await env.call_reward({}))
+    except AEnvError as exc:
+        seen["reward"] = f"{type(exc).__name__}: {exc.message}"
+    return seen
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=repr)
+
+
+def _compared(first: dict[str, str], second: dict[str, str]) -> list[Check]:
+    differing = [
+        Check(
+            "determinism",
+            "fail",
+            f"{what} differs between two sandboxes of one seed:\n{text[:200]}\n{second.get(what, '')[:200]}",
+            "draw from a generator made with Context.seed, and leave time and identity out of results",
+        )
+        for what, text in first.items()
+        if second.get(what) != text
+    ]
+    return differing or [Check("determinism", "ok", f"the same twice: {', '.join(first)}")]

@@ -1,0 +1,1 @@
+"""The SDK: ``Environment`` and what it stands on."""

@@ -1,0 +1,402 @@
+"""``Environment``: the handle on one sandbox that agents and trainers hold."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
+from hashlib import sha256
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, Self
+from urllib.parse import quote
+
+import msgspec
+
+from aenv import config, http
+from aenv.client import mcp
+from aenv.errors import (
+    AEnvError,
+    CallTimeout,
+    Invalid,
+    NetworkError,
+    SandboxLost,
+    StartFailed,
+    Unsupported,
+    from_wire,
+)
+from aenv.models import NOT_JSON, EnvRef, Sandbox, SandboxSpec, ToolResult, parse_duration, to_json
+from aenv.runtime.tokens import agent_token, digest
+
+if TYPE_CHECKING:
+    from aenv.client.sync import SyncEnvironment
+
+log = logging.getLogger("aenv.environment")
+Provision = Callable[[SandboxSpec], AbstractAsyncContextManager[Sandbox]]
+"""Where a sandbox comes from: enter to get one, exit to give it back."""
+P = ParamSpec("P")
+
+DEFAULT_PORT = 8081
+UNREACHABLE = 5.0
+"""Seconds a sandbox may be unreachable at the start before it is taken for absent."""
+FAREWELL = 5.0
+"""Seconds that cancelling a call on the other side may take."""
+
+
+def attach(url: str, token: str | None = None) -> Provision:
+    """A provision for a sandbox that somebody else runs, ``aenv run`` for example.
+
+    ``url`` is a URL, ``host:port`` or a host; the port is 8081 when none is given.
+    """
+    sandbox = Sandbox(url=_sandbox_url(url), token=token, attached=True)
+    return lambda spec: nullcontext(sandbox)
+
+
+def _sandbox_url(given: str) -> str:
+    if given.startswith("unix:"):
+        return given
+    url = (given if "://" in given else f"http://{given}").rstrip("/")
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    if not re.search(r":\d+$", host) and scheme == "http":
+        host = f"{host}:{DEFAULT_PORT}"
+    url = f"{scheme}://{host}{slash}{path}"
+    http.target(url)
+    return url
+
+
+class Environment:
+    """One sandbox of an environment, for the length of an ``async with`` block or until ``release``.
+
+    The first call starts it. A tool that fails gives a ``ToolResult`` with ``is_error``; what the platform fails at
+    raises an ``AEnvError``.
+    """
+
+    def __init__(
+        self,
+        env_name: str,
+        datasource: str = "",
+        ttl: str | float | None = None,
+        environment_variables: Mapping[str, str] | None = None,
+        arguments: Sequence[str] | None = None,
+        aenv_url: str | None = None,
+        timeout: float = 60.0,
+        startup_timeout: float = 500.0,
+        max_retries: int = 10,
+        api_key: str | None = None,
+        skip_for_healthy: bool = False,
+        owner: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        *,
+        seed: int | None = None,
+        resources: Mapping[str, str] | None = None,
+        provision: Provision | None = None,
+    ) -> None:
+        self.env_name = env_name
+        self.timeout = timeout
+        self.startup_timeout = startup_timeout
+        self.max_retries = max_retries
+        self.skip_for_healthy = skip_for_healthy
+        self.spec = SandboxSpec(
+            env=EnvRef.parse(env_name),
+            datasource=datasource,
+            ttl=None if ttl is None else parse_duration(ttl),
+            environment_variables=dict(environment_variables or {}),
+            arguments=list(arguments or ()),
+            owner=owner,
+            labels=dict(labels or {}),
+            seed=seed,
+            resources=dict(resources or {}),
+        )
+        self._provision = provision or _choose(aenv_url, api_key)
+        self._sandbox: Sandbox | None = None
+        self._stack: AsyncExitStack | None = None
+        self._opening = asyncio.Lock()
+        self._headers = b""
+        self._openai_names: dict[str, str] = {}
+        self._farewells: set[asyncio.Task[None]] = set()
+        self._process = os.getpid()
+
+    @staticmethod
+    def sync(*args: Any, **kwargs: Any) -> SyncEnvironment:
+        """The same environment with blocking methods; takes what ``Environment`` takes."""
+        from aenv.client.sync import SyncEnvironment
+
+        return SyncEnvironment(*args, **kwargs)
+
+    # Life
+
+    async def initialize(self) -> bool:
+        """Start the sandbox and wait until it is healthy. Once, however many ask."""
+        if self._sandbox is not None:
+            return True
+        async with self._opening:
+            if self._sandbox is None:
+                await self._open()
+        return True
+
+    async def _open(self) -> None:
+        async with AsyncExitStack() as stack:
+            sandbox = await stack.enter_async_context(self._provision(self.spec))
+            token = f"Authorization: Bearer {sandbox.token}\r\n".encode() if sandbox.token else b""
+            if not self.skip_for_healthy:
+                boot = await self._healthy(sandbox, token, self.startup_timeout)
+                token += b"AEnv-Boot: %b\r\n" % boot if boot else b""
+            self._headers = token
+            self._stack = stack.pop_all()
+            self._sandbox = sandbox
+        log.info("[ENV:%s] Environment %s is ready", sandbox.id, self.env_name)
+
+    async def _healthy(self, sandbox: Sandbox, headers: bytes, patience: float) -> bytes | None:
+        """Wait until ``/health`` says yes; the answer names the sandbox's life."""
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        pause = 0.01
+        while True:
+            try:
+                async with asyncio.timeout(max(patience, 0.001)):
+                    response = await http.request("GET", sandbox.url, "/health", headers=headers, retries=0)
+                reason = f"unhealthy: {_reason(response)}"
+                if response.status == 200:
+                    return response.headers.get(b"aenv-boot")
+                if response.status not in http.BUSY:
+                    raise _error(response)
+                limit = patience
+            except (NetworkError, TimeoutError) as exc:
+                reason = str(exc) or "no answer"
+                limit = min(patience, UNREACHABLE)
+            if loop.time() - start > limit:
+                hint = "is it running? start one with 'aenv run'" if sandbox.attached else None
+                raise StartFailed(f"{sandbox.url} is not ready after {limit:g} s: {reason}", hint=hint)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 1.0)
+
+    async def release(self) -> None:
+        """Give the sandbox back. Safe to call twice; a released environment can be used again."""
+        stack, self._stack, sandbox, self._sandbox = self._stack, None, self._sandbox, None
+        if self._farewells:
+            await asyncio.wait(set(self._farewells), timeout=FAREWELL)
+        if stack is None or self._process != os.getpid():  # a forked child does not own its parent's sandbox
+            return
+        await asyncio.shield(stack.aclose())
+        log.info("[ENV:%s] Environment %s is released", sandbox.id if sandbox else "?", self.env_name)
+
+    destroy = release
+
+    async def __aenter__(self) -> Self:
+        await self.initialize()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.release()
+
+    # Tools
+
+    async def list_tools(self) -> list[dict[str, Any]]:
+        """The tools: ``name`` (``<env_name>/<tool>``), ``description`` and ``inputSchema``."""
+        return [
+            {
+                "name": f"{self.env_name}/{tool['name']}",
+                "description": tool.get("description"),
+                "inputSchema": tool["inputSchema"],
+            }
+            for tool in await self._tools()
+        ]
+
+    async def list_openai_tools(self) -> list[dict[str, Any]]:
+        """The tools as OpenAI's API takes them; ``call_tool`` understands the names given here."""
+        found = []
+        names: dict[str, str] = {}
+        for tool in await self._tools():
+            name = _openai_name(tool["name"], names)
+            names[name] = tool["name"]
+            function = {"name": name, "description": tool.get("description") or "", "parameters": tool["inputSchema"]}
+            found.append({"type": "function", "function": function})
+        self._openai_names = names
+        return found
+
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None
+    ) -> ToolResult:
+        """Call a tool by its bare name, ``name/tool`` or ``name@version/tool``."""
+        sandbox = await self._ready()
+        tool = self._tool_name(name, sandbox)
+        log.info("[ENV:%s] Executing tool: %s in environment %s", sandbox.id, tool, self.env_name)
+        body = mcp.message("tools/call", name=tool, arguments=arguments or {})
+        response = await self._call("/mcp", mcp.headers("tools/call", tool), body, timeout, f"tool {tool}")
+        return mcp.tool_result(response)
+
+    async def _tools(self) -> list[dict[str, Any]]:
+        await self._ready()
+        return mcp.tools(
+            await self._call("/mcp", mcp.headers("tools/list"), mcp.message("tools/list"), None, "tools/list")
+        )
+
+    def _tool_name(self, name: str, sandbox: Sandbox) -> str:
+        if name in self._openai_names:
+            return self._openai_names[name]
+        prefix, slash, tool = name.partition("/")
+        if not slash:
+            return name
+        if not sandbox.attached and prefix not in (self.env_name, self.spec.env.name):
+            raise Invalid(f"{name!r} names a tool of {prefix!r}, but this is {self.env_name!r}")
+        return tool
+
+    # Reward, functions, health
+
+    async def call_reward(
+        self, arguments: Mapping[str, Any] | None = None, name: str | None = None, timeout: float | None = None
+    ) -> Any:
+        """Take the reward: the only one, or the one of that name."""
+        query = f"?name={quote(name)}" if name is not None else ""
+        return await self._data(f"/task/reward{query}", arguments, timeout, f"reward {name or ''}".rstrip())
+
+    async def call_function(
+        self, name: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None
+    ) -> Any:
+        """Call a function that the author registered."""
+        return await self._data(f"/functions/{quote(name, safe='')}", arguments, timeout, f"function {name}")
+
+    async def list_functions(self) -> dict[str, Any]:
+        """``{"total", "functions", "reward", "health"}`` of the environment."""
+        found: dict[str, Any] = await self._get("/functions/list")
+        return found
+
+    async def check_health(self, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What the author's health check answers, healthy or not."""
+        query = "?" + "&".join(f"{quote(key)}={quote(str(value))}" for key, value in (arguments or {}).items())
+        response = await self._fetch("/health" + (query if arguments else ""))
+        found: dict[str, Any] = _envelope(response).get("data") or {}
+        if response.status not in (200, 503):
+            raise _error(response)
+        return found
+
+    async def get_env_info(self) -> dict[str, Any]:
+        """Name, version, protocols, tools and rewards of the running environment."""
+        found: dict[str, Any] = await self._get("/info")
+        return found
+
+    async def wait_for_ready(self, timeout: float | None = None) -> bool:
+        """Wait until the sandbox is healthy."""
+        sandbox = await self._ready()
+        await self._healthy(sandbox, self._headers, self.startup_timeout if timeout is None else timeout)
+        return True
+
+    async def reset(self, seed: int | None = None) -> Any:
+        """Put the environment back to its beginning; what the author's reset returns."""
+        return await self._data("/reset", {"seed": seed}, None, "reset")
+
+    async def agent_url(self) -> str:
+        """A URL to hand to an agent: it opens the tools, and nothing else."""
+        sandbox = await self._ready()
+        if sandbox.url.startswith("unix:"):
+            raise Unsupported("this sandbox is reached by a local socket, which has no URL for others")
+        token = f"?token={agent_token(digest(sandbox.token))}" if sandbox.token else ""
+        return f"{sandbox.url}/mcp{token}"
+
+    # The one way out
+
+    async def _ready(self) -> Sandbox:
+        if self._sandbox is None:
+            await self.initialize()
+        if self._sandbox is None:
+            raise AEnvError("the environment was released while it started")
+        return self._sandbox
+
+    async def _data(self, path: str, arguments: Mapping[str, Any] | None, timeout: float | None, what: str) -> Any:
+        await self._ready()
+        try:
+            body = to_json(arguments or {})
+        except NOT_JSON as exc:
+            raise Invalid(f"the arguments of {what} cannot be sent: {exc}") from exc
+        response = await self._call(path, b"Content-Type: application/json\r\n", body, timeout, what)
+        return _data(response)
+
+    async def _get(self, path: str) -> Any:
+        return _data(await self._fetch(path))
+
+    async def _fetch(self, path: str) -> http.Response:
+        sandbox = await self._ready()
+        request = http.request("GET", sandbox.url, path, headers=self._headers, repeatable=True)
+        return await self._within(self.timeout, request, path)
+
+    async def _call(self, path: str, headers: bytes, body: bytes, timeout: float | None, what: str) -> http.Response:
+        """POST something that runs author code: its id makes asking again safe, and cancelling possible."""
+        sandbox = await self._ready()
+        call_id = secrets.token_hex(12)
+        headers = b"%b%bAEnv-Call-Id: %b\r\n" % (headers, self._headers, call_id.encode())
+        request = http.request("POST", sandbox.url, path, headers=headers, body=body, repeatable=True)
+        try:
+            return await self._within(self.timeout if timeout is None else timeout, request, what)
+        except (asyncio.CancelledError, CallTimeout):
+            self._say_cancelled(sandbox, call_id)
+            raise
+        except http.NotSent as exc:
+            raise SandboxLost(f"the sandbox is gone: {exc}") from exc
+
+    async def _within(self, seconds: float, request: Coroutine[Any, Any, http.Response], what: str) -> http.Response:
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await request
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise CallTimeout(f"{what} did not answer within {seconds:g} s") from None
+
+    def _say_cancelled(self, sandbox: Sandbox, call_id: str) -> None:
+        async def farewell() -> None:
+            with suppress(AEnvError, TimeoutError):
+                async with asyncio.timeout(FAREWELL):
+                    await http.request("DELETE", sandbox.url, f"/calls/{call_id}", headers=self._headers)
+
+        task = asyncio.get_running_loop().create_task(farewell())
+        self._farewells.add(task)
+        task.add_done_callback(self._farewells.discard)
+
+
+def _choose(aenv_url: str | None, api_key: str | None) -> Provision:
+    """Where the sandbox comes from when the caller did not say: the first that is set."""
+    if aenv_url or (config.get("system_url") and not config.get("attach")):
+        raise Unsupported(
+            f"{aenv_url or config.get('system_url')}: this version has no client for a platform",
+            hint="start the environment with 'aenv run' and set DUMMY_INSTANCE_IP=http://localhost",
+        )
+    if found := config.get("attach"):
+        return attach(found, config.get("api_key", api_key))
+    from aenv.client.local import embedded
+
+    return embedded
+
+
+def _openai_name(tool: str, taken: Mapping[str, str]) -> str:
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", tool)[:64]
+    if name in taken or len(tool) > 64:
+        name = f"{name[:55]}_{sha256(tool.encode()).hexdigest()[:8]}"
+    return name
+
+
+def _envelope(response: http.Response) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(response.body, type=dict[str, Any])
+    except msgspec.DecodeError as exc:
+        raise NetworkError(f"the answer (status {response.status}) is not the runtime's: {exc}") from exc
+
+
+def _data(response: http.Response) -> Any:
+    if response.status != 200:
+        raise _error(response)
+    return _envelope(response).get("data")
+
+
+def _error(response: http.Response) -> AEnvError:
+    body = _envelope(response)
+    return from_wire({**body, "message": body.get("error")})
+
+
+def _reason(response: http.Response) -> str:
+    return str(_envelope(response).get("error") or response.status)

@@ -1,0 +1,106 @@
+"""A thin MCP client for tools: one self-contained POST a call, as revision 2026-07-28 has it."""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from aenv import __version__
+from aenv.errors import AEnvError, Invalid, NetworkError, from_wire
+from aenv.http import Response
+from aenv.models import NOT_JSON, ToolResult, to_json
+
+PROTOCOL = "2026-07-28"
+_PLAIN = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+_META = {
+    "io.modelcontextprotocol/protocolVersion": PROTOCOL,
+    "io.modelcontextprotocol/clientCapabilities": {},
+    "io.modelcontextprotocol/clientInfo": {"name": "aenv", "version": __version__},
+}
+
+
+class _Result(Struct, rename={"is_error": "isError", "structured": "structuredContent"}):
+    content: list[dict[str, Any]] = []
+    is_error: bool = False
+    structured: Any = None
+    tools: list[dict[str, Any]] = []
+
+
+class _Reply(Struct):
+    id: str | int | None = None
+    result: _Result | UnsetType = UNSET
+    error: dict[str, Any] | None = None
+    method: str | None = None
+
+
+_decode = msgspec.json.Decoder(_Reply).decode
+
+
+def header_text(text: str) -> str:
+    """A value that fits in a header: as it is, or in base64."""
+    if _PLAIN.fullmatch(text) and not text.startswith("=?base64?"):
+        return text
+    return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
+
+
+def headers(method: str, name: str | None = None) -> bytes:
+    """The header lines of a request."""
+    lines = (
+        "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n"
+        f"MCP-Protocol-Version: {PROTOCOL}\r\nMcp-Method: {method}\r\n"
+    )
+    return (lines if name is None else f"{lines}Mcp-Name: {header_text(name)}\r\n").encode()
+
+
+def message(method: str, **params: Any) -> bytes:
+    """The body of a request. Its id is always 1: each exchange has a connection to itself."""
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": _META}}
+    try:
+        return to_json(body)
+    except NOT_JSON as exc:
+        raise Invalid(f"the arguments cannot be sent: {exc}", hint="pass what JSON can carry") from exc
+
+
+def tool_result(response: Response) -> ToolResult:
+    """The result of a ``tools/call``. What is not one is the platform's failure, and raised."""
+    result = _result(response)
+    return ToolResult(content=result.content, is_error=result.is_error, structured=result.structured)
+
+
+def tools(response: Response) -> list[dict[str, Any]]:
+    """The tools of a ``tools/list``."""
+    return _result(response).tools
+
+
+def _result(response: Response) -> _Result:
+    reply = _reply(response)
+    if reply.result is not UNSET:
+        return reply.result
+    raise _failure(reply.error or {})
+
+
+def _reply(response: Response) -> _Reply:
+    try:
+        if response.headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+            for event in response.body.replace(b"\r\n", b"\n").split(b"\n\n"):
+                data = b"".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:"))
+                if data.strip() and (reply := _decode(data)).method is None:
+                    return reply
+            raise NetworkError("the event stream ended without a result")
+        found = msgspec.json.decode(response.body)
+        if isinstance(found, dict) and found.get("success") is False:
+            raise from_wire({**found, "message": found.get("error")})
+        return msgspec.convert(found, _Reply)
+    except (msgspec.DecodeError, msgspec.ValidationError) as exc:
+        raise NetworkError(f"the answer (status {response.status}) is not MCP: {exc}") from exc
+
+
+def _failure(error: dict[str, Any]) -> AEnvError:
+    data = error.get("data")
+    if isinstance(data, dict) and isinstance(data.get("aenv"), dict):
+        return from_wire(data["aenv"])
+    return AEnvError(f"MCP error {error.get('code')}: {error.get('message')}")

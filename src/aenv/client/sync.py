@@ -1,0 +1,83 @@
+"""``SyncEnvironment``: the blocking face of ``Environment``, derived from it method by method.
+
+The work happens on one background event loop of the process, so it also serves inside a running loop or a notebook.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from aenv.client.environment import Environment
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+_starting = threading.Lock()
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """The background loop of this process; a forked child gets its own."""
+    with _starting:
+        found = _loops.get(os.getpid())
+        if found is None:
+            _loops.clear()
+            found = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=found.run_forever, name="aenv-sync", daemon=True).start()
+        return found
+
+
+def _wait(work: Coroutine[Any, Any, R]) -> R:
+    future = asyncio.run_coroutine_threadsafe(work, _loop())
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()  # Ctrl-C in the caller ends the call, too
+        raise
+
+
+def _blocking(
+    method: Callable[Concatenate[Environment, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[SyncEnvironment, P], R]:
+    @functools.wraps(method)
+    def call(self: SyncEnvironment, *args: P.args, **kwargs: P.kwargs) -> R:
+        return _wait(method(self.environment, *args, **kwargs))
+
+    return call
+
+
+class SyncEnvironment:
+    """``Environment`` with methods that block. Takes the same arguments."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.environment = Environment(*args, **kwargs)
+
+    initialize = _blocking(Environment.initialize)
+    release = _blocking(Environment.release)
+    destroy = release
+    list_tools = _blocking(Environment.list_tools)
+    list_openai_tools = _blocking(Environment.list_openai_tools)
+    call_tool = _blocking(Environment.call_tool)
+    call_reward = _blocking(Environment.call_reward)
+    call_function = _blocking(Environment.call_function)
+    list_functions = _blocking(Environment.list_functions)
+    check_health = _blocking(Environment.check_health)
+    get_env_info = _blocking(Environment.get_env_info)
+    wait_for_ready = _blocking(Environment.wait_for_ready)
+    reset = _blocking(Environment.reset)
+    agent_url = _blocking(Environment.agent_url)
+
+    def __enter__(self) -> Self:
+        self.initialize()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
