@@ -6,41 +6,106 @@ Every public name is here, and each loads on first use: ``import aenv`` costs ne
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aenv.client.environment import Environment, attach
-    from aenv.client.sync import SyncEnvironment
-    from aenv.errors import (
-        AEnvError,
-        AuthorError,
-        CallTimeout,
-        Conflict,
-        EnvironmentError,
-        Forbidden,
-        Invalid,
-        InvalidConfig,
-        NetworkError,
-        NotFound,
-        RateLimited,
-        SandboxError,
-        SandboxLost,
-        StartFailed,
-        ToolError,
-        TooLarge,
-        ToolTimeoutError,
-        Unauthorized,
-        UnrecoverableEnvironmentError,
-        Unsupported,
+    from aenv.client.environment import (
+        Environment as Environment,
     )
-    from aenv.models import Audio, Image, ToolResult
-    from aenv.runtime.context import Context
+    from aenv.client.environment import (
+        attach as attach,
+    )
+    from aenv.client.sync import SyncEnvironment as SyncEnvironment
+    from aenv.errors import (
+        AEnvError as AEnvError,
+    )
+    from aenv.errors import (
+        AuthorError as AuthorError,
+    )
+    from aenv.errors import (
+        CallTimeout as CallTimeout,
+    )
+    from aenv.errors import (
+        Conflict as Conflict,
+    )
+    from aenv.errors import (
+        EnvironmentError as EnvironmentError,
+    )
+    from aenv.errors import (
+        Forbidden as Forbidden,
+    )
+    from aenv.errors import (
+        Invalid as Invalid,
+    )
+    from aenv.errors import (
+        InvalidConfig as InvalidConfig,
+    )
+    from aenv.errors import (
+        NetworkError as NetworkError,
+    )
+    from aenv.errors import (
+        NotFound as NotFound,
+    )
+    from aenv.errors import (
+        RateLimited as RateLimited,
+    )
+    from aenv.errors import (
+        SandboxError as SandboxError,
+    )
+    from aenv.errors import (
+        SandboxLost as SandboxLost,
+    )
+    from aenv.errors import (
+        StartFailed as StartFailed,
+    )
+    from aenv.errors import (
+        TooLarge as TooLarge,
+    )
+    from aenv.errors import (
+        ToolError as ToolError,
+    )
+    from aenv.errors import (
+        ToolTimeoutError as ToolTimeoutError,
+    )
+    from aenv.errors import (
+        Unauthorized as Unauthorized,
+    )
+    from aenv.errors import (
+        UnrecoverableEnvironmentError as UnrecoverableEnvironmentError,
+    )
+    from aenv.errors import (
+        Unsupported as Unsupported,
+    )
+    from aenv.models import (
+        Audio as Audio,
+    )
+    from aenv.models import (
+        Image as Image,
+    )
+    from aenv.models import (
+        ToolResult as ToolResult,
+    )
+    from aenv.runtime.context import Context as Context
     from aenv.runtime.registry import (
-        register_agent,
-        register_function,
-        register_health,
-        register_reset,
-        register_reward,
-        register_setup,
-        register_teardown,
-        register_tool,
+        register_agent as register_agent,
+    )
+    from aenv.runtime.registry import (
+        register_function as register_function,
+    )
+    from aenv.runtime.registry import (
+        register_health as register_health,
+    )
+    from aenv.runtime.registry import (
+        register_reset as register_reset,
+    )
+    from aenv.runtime.registry import (
+        register_reward as register_reward,
+    )
+    from aenv.runtime.registry import (
+        register_setup as register_setup,
+    )
+    from aenv.runtime.registry import (
+        register_teardown as register_teardown,
+    )
+    from aenv.runtime.registry import (
+        register_tool as register_tool,
     )
 
 __version__ = "0.1.0"

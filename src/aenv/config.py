@@ -29,12 +29,8 @@ SETTINGS = (
     Setting("system_url", "AENV_SYSTEM_URL", None, "address of the platform; port 8080 when none is given"),
     Setting("hub_url", "AENV_HUB_URL", None, "address of the hub; the system URL when not set"),
     Setting("api_key", "AENV_API_KEY", None, "token sent with every request", secret=True),
-    Setting(
-        "attach", "DUMMY_INSTANCE_IP", None, "attach to a sandbox that 'aenv run' started", in_file=False
-    ),
-    Setting(
-        "max_body", "AENV_MAX_BODY", 64 * 1024 * 1024, "largest request body a sandbox accepts, in bytes"
-    ),
+    Setting("attach", "DUMMY_INSTANCE_IP", None, "attach to a sandbox that 'aenv run' started", in_file=False),
+    Setting("max_body", "AENV_MAX_BODY", 64 * 1024 * 1024, "largest request body a sandbox accepts, in bytes"),
     Setting("grace", "AENV_GRACE", 10.0, "seconds that calls in flight get to finish when a sandbox stops"),
     Setting("threads", "AENV_THREADS", 512, "most synchronous tools that run at the same time in a sandbox"),
     Setting("allowed_hosts", "AENV_ALLOWED_HOSTS", "", "more names, by comma, accepted in Host and Origin"),
@@ -75,9 +71,7 @@ def read_file() -> dict[str, Any]:
     try:
         values = json.loads(text)
     except ValueError as exc:
-        raise InvalidConfig(
-            f"{file} is not valid JSON: {exc}", hint="mend it, or run 'aenv config reset'"
-        ) from exc
+        raise InvalidConfig(f"{file} is not valid JSON: {exc}", hint="mend it, or run 'aenv config reset'") from exc
     if not isinstance(values, dict):
         raise InvalidConfig(f"{file} must hold a JSON object", hint="run 'aenv config reset' to start over")
     return values
@@ -116,9 +110,7 @@ def coerce(found: Setting, value: Any, where: str) -> Any:
     try:
         return kind(value)
     except (TypeError, ValueError) as exc:
-        raise InvalidConfig(
-            f"{where}: {value!r} is not a number", hint=f"{found.key}: {found.about}"
-        ) from exc
+        raise InvalidConfig(f"{where}: {value!r} is not a number", hint=f"{found.key}: {found.about}") from exc
 
 
 def lookup(key: str, argument: Any = None) -> tuple[Any, str]:
@@ -147,6 +139,12 @@ def environment() -> dict[str, str]:
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """The environment for a process we start: this one's, with ``extra`` over it."""
     return {**os.environ, **extra}
+
+
+def default_environment(values: Mapping[str, str]) -> None:
+    """Set those variables of this process that are not set yet."""
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
 
 
 def colour(stream: TextIO) -> bool:

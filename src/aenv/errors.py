@@ -111,7 +111,7 @@ class CallTimeout(SandboxError):
     code, status = "call_timeout", 504
 
 
-EnvironmentError = SandboxError  # noqa: A001 - the name existing programs import from aenv
+EnvironmentError = SandboxError
 UnrecoverableEnvironmentError = SandboxLost
 ToolTimeoutError = CallTimeout
 

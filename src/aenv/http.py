@@ -70,7 +70,12 @@ def target(base: str) -> Target:
         raise Invalid(f"{base!r} is not an address", hint="use http://host:port")
     host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
     return Target(
-        url.hostname, port, url.scheme == "https", None, url.path.rstrip("/"), f"Host: {host}:{port}\r\n".encode()
+        url.hostname,
+        port,
+        url.scheme == "https",
+        None,
+        url.path.rstrip("/"),
+        f"Host: {host}:{port}\r\n".encode(),
     )
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import serve
+
+from tests.support import serve
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -92,9 +93,7 @@ def exceptions(revision: str, env: str, scenario: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("revision", "env", "scenario"), CASES)
-def test_scenario(
-    revision: str, env: str, scenario: str, endpoint: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_scenario(revision: str, env: str, scenario: str, endpoint: Callable[[str], str], tmp_path: Path) -> None:
     """Every check of the scenario succeeds, or is listed as not applicable and still does not."""
     if env == "full" and not has_sdk():
         pytest.skip("the full environment needs the official SDK: pip install 'mcp>=2'")
@@ -106,17 +105,13 @@ def test_scenario(
     bad = [check for check in checks if check["status"] in ("FAILURE", "WARNING")]
     expected = exceptions(revision, env, scenario)
     unexpected = [
-        f"{check['status']} {check['id']}: {check.get('errorMessage')}"
-        for check in bad
-        if check["id"] not in expected
+        f"{check['status']} {check['id']}: {check.get('errorMessage')}" for check in bad if check["id"] not in expected
     ]
     assert not unexpected, "\n".join(unexpected)
     stale = set(expected) - {check["id"] for check in bad}
     assert not stale, f"listed as not applicable, but succeeds: {sorted(stale)}"
     assert done.returncode == any(check["status"] == "FAILURE" for check in bad), done.stdout
-    proven = [
-        check for check in checks if check["status"] == "SUCCESS" and check["id"] != "wire-schema-valid"
-    ]
+    proven = [check for check in checks if check["status"] == "SUCCESS" and check["id"] != "wire-schema-valid"]
     assert proven, f"nothing was checked:\n{done.stdout}"
 
 

@@ -14,10 +14,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from support import serve
 
 from aenv import Audio, Context, Environment, Image, ToolResult, attach
 from aenv.runtime.registry import Mark, collect
+from tests.support import serve
 
 HERE = Path(__file__).parent
 PNG = base64.b64decode(
@@ -162,9 +162,7 @@ def test_progress_and_logs(tools: ModuleType) -> None:
         for what in ("execution started", "processing data", "execution completed")
     ]
     _, sent = called(tools.test_logging_tool)
-    assert [(name, p["data"]) for name, p in sent] == [
-        ("notifications/message", "Log message from the logging tool")
-    ]
+    assert [(name, p["data"]) for name, p in sent] == [("notifications/message", "Log message from the logging tool")]
 
 
 # The same through a running sandbox
@@ -246,9 +244,7 @@ def client(url: str, mode: str) -> Any:
             "email": "a@b.c",
         }
         fields = params.requested_schema["properties"]
-        return ElicitResult(
-            action="accept", content={field: known[field] for field in fields if field in known}
-        )
+        return ElicitResult(action="accept", content={field: known[field] for field in fields if field in known})
 
     async def model(_: Any, params: Any) -> CreateMessageResult:
         answer = TextContent(type="text", text=f"Answer to: {params.messages[0].content.text}")
@@ -310,9 +306,7 @@ async def test_full_resources_and_prompts(full_url: str, mode: str, revision: st
         ("test_elicitation_sep1330_enums", {}, "Elicitation completed: action=accept, content={}"),
     ],
 )
-async def test_full_asks_during_a_call(
-    full_url: str, name: str, arguments: dict[str, str], text: str
-) -> None:
+async def test_full_asks_during_a_call(full_url: str, name: str, arguments: dict[str, str], text: str) -> None:
     async with client(full_url, "legacy") as connected:
         assert (await connected.call_tool(name, arguments)).content[0].text == text
 

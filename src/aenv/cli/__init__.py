@@ -73,9 +73,7 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
 @click.version_option(__version__, prog_name="aenv", message="%(prog)s %(version)s")
-@click.option(
-    "--debug", is_flag=True, help="Show the traceback of an unexpected failure. Also: AENV_DEBUG=1."
-)
+@click.option("--debug", is_flag=True, help="Show the traceback of an unexpected failure. Also: AENV_DEBUG=1.")
 @click.pass_context
 def cli(ctx: click.Context, debug: bool) -> None:
     """Write environments for agents in Python, run them, and serve them over MCP.

@@ -44,9 +44,7 @@ def show(output: str, reveal: bool) -> None:
     if output == "json":
         show_json(rows)
     else:
-        show_table(
-            list(rows[0]), [["-" if cell in (None, "") else cell for cell in row.values()] for row in rows]
-        )
+        show_table(list(rows[0]), [["-" if cell in (None, "") else cell for cell in row.values()] for row in rows])
     for key in sorted(set(settings.read_file()) - {found.key for found in settings.SETTINGS}):
         label("warning", f"{settings.path()}: {key} is not a known setting")
 
@@ -83,18 +81,12 @@ def set_(key: str, value: str, output: str) -> None:
     """
     found = settings.setting(key)
     if not found.in_file:
-        raise InvalidConfig(
-            f"{key} cannot be set in the file", hint=f"use the environment variable {found.variable}"
-        )
+        raise InvalidConfig(f"{key} cannot be set in the file", hint=f"use the environment variable {found.variable}")
     if not value:
-        raise InvalidConfig(
-            f"{key} needs a value", hint=f"run 'aenv config unset {key}' to go back to the default"
-        )
+        raise InvalidConfig(f"{key} needs a value", hint=f"run 'aenv config unset {key}' to go back to the default")
     coerced = settings.coerce(found, value, key)
     settings.write_file({**settings.read_file(), key: coerced})
-    _done(
-        output, {"key": key, "value": "********" if found.secret else coerced, "file": str(settings.path())}
-    )
+    _done(output, {"key": key, "value": "********" if found.secret else coerced, "file": str(settings.path())})
     effective, source = settings.lookup(key)
     if effective != coerced:
         label("warning", f"{source} is set and counts more than the file")

@@ -68,9 +68,7 @@ def _python() -> list[Check]:
 def _platform() -> list[Check]:
     if sys.platform in ("linux", "darwin"):
         return [Check("platform", "ok", platform.platform())]
-    return [
-        Check("platform", "warn", platform.platform(), "use Linux, macOS or WSL 2; others are not tested")
-    ]
+    return [Check("platform", "warn", platform.platform(), "use Linux, macOS or WSL 2; others are not tested")]
 
 
 def _packages() -> list[Check]:

@@ -63,8 +63,7 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Columns as wide as their widest cell. A cell of several lines goes on below itself."""
     cells = [[str(cell).splitlines() or [""] for cell in row] for row in rows]
     widths = [
-        max([len(column), *(len(line) for row in cells for line in row[index])])
-        for index, column in enumerate(columns)
+        max([len(column), *(len(line) for row in cells for line in row[index])]) for index, column in enumerate(columns)
     ]
     _line([column.upper() for column in columns], widths)
     for row in cells:

@@ -58,9 +58,7 @@ class WithArguments(click.Command):
     "-t",
     "--template",
     default="default",
-    help="What to begin with: "
-    + "; ".join(f"{name}, {about}" for name, about in project.TEMPLATES.items())
-    + ".",
+    help="What to begin with: " + "; ".join(f"{name}, {about}" for name, about in project.TEMPLATES.items()) + ".",
 )
 @click.option(
     "-w",
@@ -69,9 +67,7 @@ class WithArguments(click.Command):
     default=".",
     help="Where to make the project's directory.",
 )
-@click.option(
-    "--force", is_flag=True, help="Write over the template's files in a directory that is not empty."
-)
+@click.option("--force", is_flag=True, help="Write over the template's files in a directory that is not empty.")
 @click.option("--config-only", is_flag=True, help="Write config.json and nothing else.")
 @output_option
 def init(
@@ -87,9 +83,7 @@ def init(
       aenv init my-shell --template terminal
     """
     root = work_dir / name
-    written = project.scaffold(
-        name, work_dir, template=template, version=version, force=force, config_only=config_only
-    )
+    written = project.scaffold(name, work_dir, template=template, version=version, force=force, config_only=config_only)
     files = [str(file.relative_to(root)) for file in written]
     if output == "json":
         show_json({"name": name, "version": version, "directory": str(root.absolute()), "files": files})
@@ -103,12 +97,8 @@ def init(
 
 @click.command(cls=WithArguments)
 @work_dir_option
-@click.option(
-    "--host", default="127.0.0.1", help="Address to listen on. Beyond this machine, a token is asked for."
-)
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=8081, help="Port to listen on; 0 for any free one."
-)
+@click.option("--host", default="127.0.0.1", help="Address to listen on. Beyond this machine, a token is asked for.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8081, help="Port to listen on; 0 for any free one.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not open the MCP inspector.")
 @click.option(
     "--inspector-port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, help="Port of the MCP inspector."
@@ -129,8 +119,8 @@ def run(
 ) -> None:
     """Run the project here as a sandbox on this machine.
 
-    It runs until Ctrl-C. What stands after -- becomes the instance's arguments. With -o json, one JSON object is
-    printed when the sandbox is ready.
+    It runs until Ctrl-C. What stands after -- becomes the instance's arguments. With -o json, one JSON object
+    is printed when the sandbox is ready.
 
     \b
     Example:
@@ -144,6 +134,7 @@ def run(
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     # A terminal that is closed ends the sandbox in good order, and the inspector with it.
     signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+    config.default_environment(found.environment_variables)
     inspector = Inspector()
 
     def ready(served: Served) -> None:
@@ -207,12 +198,11 @@ def _test_command(found: Project) -> list[str]:
     return [sys.executable, "-m", "pytest", folder]
 
 
-async def _run_tests(
-    found: Project, command: list[str], startup_timeout: float, *, quiet_stdout: bool
-) -> int:
+async def _run_tests(found: Project, command: list[str], startup_timeout: float, *, quiet_stdout: bool) -> int:
     from aenv.client.local import run_project
 
-    async with run_project(found.root, startup_timeout=startup_timeout) as url:
+    variables = found.environment_variables
+    async with run_project(found.root, environment_variables=variables, startup_timeout=startup_timeout) as url:
         say(f"{found.name} runs at {url}; testing with: {found.test_script or shlex.join(command)}")
         process = await asyncio.create_subprocess_exec(
             *command,

@@ -16,7 +16,7 @@ import click
 from aenv import project
 from aenv.cli.output import Check, output_option, show_checks
 from aenv.cli.project import work_dir_option
-from aenv.errors import AEnvError
+from aenv.errors import AEnvError, Invalid, NotFound
 
 if TYPE_CHECKING:
     from aenv.client.environment import Environment
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SEED = 20_260_101
 """What both sandboxes of ``--determinism`` are given."""
+HEALTHY_WITHIN = 5.0
 _REQUIREMENT = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[[^\]]*\])?\s*(@\s*\S+|\(?(\s*(===|[<>=!~]=|[<>])\s*[^\s,;()]+\s*,?)*\)?)\s*(;.*)?"
 )
@@ -63,12 +64,9 @@ def static_checks(path: Path) -> tuple[Project | None, list[Check]]:
         found = project.read(path)
     except AEnvError as exc:
         return None, [
-            Check("config", "fail", line, exc.hint or "correct config.json")
-            for line in exc.message.splitlines()
+            Check("config", "fail", line, exc.hint or "correct config.json") for line in exc.message.splitlines()
         ]
-    rows = [
-        Check("config", "warn", warning, "remove it, or correct its spelling") for warning in found.warnings
-    ]
+    rows = [Check("config", "warn", warning, "remove it, or correct its spelling") for warning in found.warnings]
     rows = rows or [Check("config", "ok", f"{found.name} {found.version}")]
     return found, [
         *rows,
@@ -87,12 +85,10 @@ def _source(found: Project) -> Iterator[Check]:
             compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as exc:
             line = getattr(exc, "lineno", None) or 1
-            yield Check(
-                "source", "fail", f"{file.relative_to(found.root)}:{line}: {exc}", "correct the syntax"
-            )
+            yield Check("source", "fail", f"{file.relative_to(found.root)}:{line}: {exc}", "correct the syntax")
             return
     if files:
-        yield Check("source", "ok", f"{len(files)} modules in {found.source.name}/")
+        yield Check("source", "ok", f"files in {found.source.name}/: {len(files)}")
     else:
         yield Check("source", "fail", f"no .py file in {found.source}", "write a tool in src/custom_env.py")
 
@@ -100,9 +96,7 @@ def _source(found: Project) -> Iterator[Check]:
 def _requirements(found: Project) -> Iterator[Check]:
     file = found.root / "requirements.txt"
     if not file.is_file():
-        yield Check(
-            "requirements", "warn", "no requirements.txt", "list the packages that src/ needs, or none"
-        )
+        yield Check("requirements", "warn", "no requirements.txt", "list the packages that src/ needs, or none")
         return
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     bad = [
@@ -127,9 +121,7 @@ def _image(found: Project) -> Iterator[Check]:
     if found.dockerfile.is_file():
         yield Check("dockerfile", "ok", name)
     else:
-        yield Check(
-            "dockerfile", "warn", f"{name} is not there, so no image can be built", "'aenv init' writes one"
-        )
+        yield Check("dockerfile", "warn", f"{name} is not there, so no image can be built", "'aenv init' writes one")
 
 
 def _tests(found: Project) -> Iterator[Check]:
@@ -171,16 +163,16 @@ async def _sandbox(found: Project, startup_timeout: float) -> AsyncIterator[Envi
     from aenv.client.environment import Environment, attach
     from aenv.client.local import run_project
 
-    seed = {"AENV_SEED": str(SEED)}
-    async with run_project(found.root, environment_variables=seed, startup_timeout=startup_timeout) as url:
-        async with Environment(found.name, provision=attach(url), skip_for_healthy=True) as env:
+    variables = {**found.environment_variables, "AENV_SEED": str(SEED)}
+    async with run_project(found.root, environment_variables=variables, startup_timeout=startup_timeout) as url:
+        async with Environment(found.name, provision=attach(url)) as env:
             yield env
 
 
 async def _answers(env: Environment) -> list[Check]:
     rows = []
     try:
-        await env.check_health()
+        await env.wait_for_ready(HEALTHY_WITHIN)
         rows.append(Check("health", "ok", "healthy"))
     except AEnvError as exc:
         rows.append(Check("health", "fail", exc.message, "see what the health check looks at"))
@@ -190,9 +182,7 @@ async def _answers(env: Environment) -> list[Check]:
     if listed["reward"]:
         rows.append(Check("reward", "ok", ", ".join(_names(listed["reward"]))))
     else:
-        rows.append(
-            Check("reward", "warn", "no reward: agents can be run, not trained", "add a @register_reward")
-        )
+        rows.append(Check("reward", "warn", "no reward: agents can be run, not trained", "add a @register_reward"))
     return rows
 
 
@@ -207,9 +197,7 @@ def _tools(tools: list[dict[str, Any]]) -> Iterator[Check]:
         return
     names = [_bare(tool) for tool in tools]
     if silent := [_bare(tool) for tool in tools if not (tool.get("description") or "").strip()]:
-        yield Check(
-            "tools", "warn", f"no description: {', '.join(silent)}", "say in a docstring what each is for"
-        )
+        yield Check("tools", "warn", f"no description: {', '.join(silent)}", "say in a docstring what each is for")
     else:
         yield Check("tools", "ok", ", ".join(names))
     if find_spec("jsonschema") is None:
@@ -246,8 +234,8 @@ async def _observations(env: Environment) -> dict[str, str]:
             seen[f"tool {_bare(tool)}"] = _text([answer.is_error, answer.content, answer.structured])
     try:
         seen["reward"] = _text(await env.call_reward({}))
-    except AEnvError as exc:
-        seen["reward"] = f"{type(exc).__name__}: {exc.message}"
+    except (Invalid, NotFound):
+        pass  # it needs arguments, or there is none
     return seen
 
 

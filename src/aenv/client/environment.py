@@ -117,6 +117,8 @@ class Environment:
         self._opening = asyncio.Lock()
         self._headers = b""
         self._openai_names: dict[str, str] = {}
+        self._mirrored: dict[str, dict[str, str]] = {}
+        """Per tool, the arguments that are repeated in headers; read when a server asks for them."""
         self._farewells: set[asyncio.Task[None]] = set()
         self._process = os.getpid()
 
@@ -215,7 +217,11 @@ class Environment:
         for tool in await self._tools():
             name = _openai_name(tool["name"], names)
             names[name] = tool["name"]
-            function = {"name": name, "description": tool.get("description") or "", "parameters": tool["inputSchema"]}
+            function = {
+                "name": name,
+                "description": tool.get("description") or "",
+                "parameters": tool["inputSchema"],
+            }
             found.append({"type": "function", "function": function})
         self._openai_names = names
         return found
@@ -227,9 +233,18 @@ class Environment:
         sandbox = await self._ready()
         tool = self._tool_name(name, sandbox)
         log.info("[ENV:%s] Executing tool: %s in environment %s", sandbox.id, tool, self.env_name)
-        body = mcp.message("tools/call", name=tool, arguments=arguments or {})
-        response = await self._call("/mcp", mcp.headers("tools/call", tool), body, timeout, f"tool {tool}")
-        return mcp.tool_result(response)
+        given = arguments or {}
+        body = mcp.message("tools/call", name=tool, arguments=given)
+        headers = mcp.headers("tools/call", tool)
+        while True:
+            mirrored = mcp.mirror(self._mirrored.get(tool, {}), given)
+            response = await self._call("/mcp", headers + mirrored, body, timeout, f"tool {tool}")
+            try:
+                return mcp.tool_result(response)
+            except mcp.HeaderMismatch:
+                if tool in self._mirrored:
+                    raise
+                self._mirrored = {found["name"]: mcp.mirrored(found) for found in await self._tools()}
 
     async def _tools(self) -> list[dict[str, Any]]:
         await self._ready()
@@ -250,7 +265,10 @@ class Environment:
     # Reward, functions, health
 
     async def call_reward(
-        self, arguments: Mapping[str, Any] | None = None, name: str | None = None, timeout: float | None = None
+        self,
+        arguments: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        timeout: float | None = None,
     ) -> Any:
         """Take the reward: the only one, or the one of that name."""
         query = f"?name={quote(name)}" if name is not None else ""

@@ -57,7 +57,7 @@ async def run_project(
     environment_variables: Mapping[str, str] | None = None,
     startup_timeout: float = 60.0,
 ) -> AsyncIterator[str]:
-    """Run a project in a process of its own; its URL, once it is ready. What it logged is in the error when it fails."""
+    """Run a project in a process of its own; its URL, once it is ready. When it fails, what it logged is the error."""
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "aenv.runtime", str(path), "--port", str(port), "--", *arguments]
@@ -85,7 +85,11 @@ async def _collect(stream: asyncio.StreamReader, lines: list[str]) -> None:
 
 
 async def _until_ready(
-    process: asyncio.subprocess.Process, url: str, patience: float, lines: list[str], reader: asyncio.Task[None]
+    process: asyncio.subprocess.Process,
+    url: str,
+    patience: float,
+    lines: list[str],
+    reader: asyncio.Task[None],
 ) -> None:
     try:
         async with asyncio.timeout(patience):

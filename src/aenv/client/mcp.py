@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from aenv.http import Response
 from aenv.models import NOT_JSON, ToolResult, to_json
 
 PROTOCOL = "2026-07-28"
+_HEADER_MISMATCH = -32020
 _PLAIN = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _META = {
     "io.modelcontextprotocol/protocolVersion": PROTOCOL,
@@ -45,6 +47,30 @@ def header_text(text: str) -> str:
     if _PLAIN.fullmatch(text) and not text.startswith("=?base64?"):
         return text
     return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
+
+
+class HeaderMismatch(AEnvError):
+    """The server wants arguments mirrored in headers; the call did not run."""
+
+
+def mirrored(tool: Mapping[str, Any]) -> dict[str, str]:
+    """The arguments of a tool that a client repeats in headers, and in which."""
+    properties = tool["inputSchema"].get("properties", {})
+    return {
+        name: f"Mcp-Param-{schema['x-mcp-header']}"
+        for name, schema in properties.items()
+        if isinstance(schema, dict) and "x-mcp-header" in schema
+    }
+
+
+def mirror(names: Mapping[str, str], arguments: Mapping[str, Any]) -> bytes:
+    """The header lines that repeat those arguments."""
+    lines = []
+    for name, header in names.items():
+        if (value := arguments.get(name)) is not None:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            lines.append(f"{header}: {header_text(text)}\r\n")
+    return "".join(lines).encode()
 
 
 def headers(method: str, name: str | None = None) -> bytes:
@@ -103,4 +129,5 @@ def _failure(error: dict[str, Any]) -> AEnvError:
     data = error.get("data")
     if isinstance(data, dict) and isinstance(data.get("aenv"), dict):
         return from_wire(data["aenv"])
-    return AEnvError(f"MCP error {error.get('code')}: {error.get('message')}")
+    kind = HeaderMismatch if error.get("code") == _HEADER_MISMATCH else AEnvError
+    return kind(f"MCP error {error.get('code')}: {error.get('message')}")

@@ -46,7 +46,7 @@ def _blocking(
     method: Callable[Concatenate[Environment, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[SyncEnvironment, P], R]:
     @functools.wraps(method)
-    def call(self: SyncEnvironment, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: SyncEnvironment, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return _wait(method(self.environment, *args, **kwargs))
 
     return call

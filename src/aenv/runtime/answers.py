@@ -54,7 +54,19 @@ class Response:
 class Answer:
     """An answer in the making. Written on the event loop only; followed by connections."""
 
-    __slots__ = ("_leaving", "_waiters", "chunks", "done", "followers", "headers", "patience", "status", "task", "transient", "upgrade")
+    __slots__ = (
+        "_leaving",
+        "_waiters",
+        "chunks",
+        "done",
+        "followers",
+        "headers",
+        "patience",
+        "status",
+        "task",
+        "transient",
+        "upgrade",
+    )
 
     def __init__(self, patience: float | None) -> None:
         self.status = 0

@@ -105,7 +105,10 @@ class App:
             return Access.OWNER, App.endpoint, path
         if methods:
             raise Invalid(f"{request.method} is not served at {path}", hint=f"use {', '.join(methods)}")
-        raise NotFound(f"nothing is served at {path}", hint=f"served: {', '.join([*EXACT, *map('/{}/...'.format, PREFIX)])}")
+        raise NotFound(
+            f"nothing is served at {path}",
+            hint=f"served: {', '.join([*EXACT, *map('/{}/...'.format, PREFIX)])}",
+        )
 
     def _same_life(self, request: Request) -> None:
         known = request.header(b"aenv-boot")
@@ -167,7 +170,7 @@ class App:
         async def answer() -> Response:
             try:
                 data = await self.service.health()
-            except Unhealthy as exc:
+            except Unhealthy:
                 if not known:
                     exc = Unhealthy("unhealthy", {"status": "unhealthy"})
                 return failure(exc)
@@ -210,7 +213,14 @@ class App:
             for function in loaded.functions.values()
         ]
         health = loaded.health.name if loaded.health else None
-        return success({"total": len(functions), "functions": functions, "reward": list(loaded.rewards), "health": health})
+        return success(
+            {
+                "total": len(functions),
+                "functions": functions,
+                "reward": list(loaded.rewards),
+                "health": health,
+            }
+        )
 
     def function(self, request: Request, name: str) -> Reply:
         return self._called(lookup(self.service.loaded.functions, name, "function"), request)

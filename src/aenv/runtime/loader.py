@@ -36,7 +36,9 @@ class Loaded:
         self.reset: Function | None = None
         found = list(servers)
         if len(found) > 1:
-            raise StartFailed(f"the project has {len(found)} MCP servers, and one sandbox serves one", hint="mount them")
+            raise StartFailed(
+                f"the project has {len(found)} MCP servers, and one sandbox serves one", hint="mount them"
+            )
         self.server: Any = found[0] if found else None
         """An MCP server object of the author's own, FastMCP's or the official SDK's."""
         for mark in marks:
@@ -130,7 +132,9 @@ def source_files(source: Path) -> Iterator[Path]:
         if path.is_dir():
             if path.name not in ("test", "tests"):
                 yield from source_files(path)
-        elif path.suffix == ".py" and not path.name.startswith("test_") and path.name not in ("conftest.py", "setup.py"):
+        elif (
+            path.suffix == ".py" and not path.name.startswith("test_") and path.name not in ("conftest.py", "setup.py")
+        ):
             yield path
 
 
@@ -167,6 +171,9 @@ def _traceback(exc: BaseException) -> str:
 def _servers(module: ModuleType) -> Iterator[Any]:
     for value in vars(module).values():
         for cls in type(value).__mro__:
-            if cls.__name__ in ("FastMCP", "MCPServer") and cls.__module__.split(".")[0] in ("mcp", "fastmcp"):
+            if cls.__name__ in ("FastMCP", "MCPServer") and cls.__module__.split(".")[0] in (
+                "mcp",
+                "fastmcp",
+            ):
                 yield value
                 break

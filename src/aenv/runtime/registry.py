@@ -125,7 +125,12 @@ def register_function(
     *, name: str | None = None, endpoint: str | None = None, method: str = "POST"
 ) -> Callable[[F], F]: ...
 def register_function(
-    function: F | None = None, /, *, name: str | None = None, endpoint: str | None = None, method: str = "POST"
+    function: F | None = None,
+    /,
+    *,
+    name: str | None = None,
+    endpoint: str | None = None,
+    method: str = "POST",
 ) -> F | Callable[[F], F]:
     """Serve a function over HTTP at ``/functions/<name>``, and at ``endpoint`` too when one is given."""
     return _mark("function", function, name, endpoint=endpoint, method=method)

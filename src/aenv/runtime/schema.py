@@ -5,22 +5,22 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NotRequired
 
 import msgspec
 from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
-from pydantic.errors import PydanticSchemaGenerationError
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 from pydantic.fields import FieldInfo
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, PydanticInvalidForJsonSchema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from pydantic_core import PydanticSerializationError, PydanticUndefined, to_jsonable_python
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from aenv.errors import AuthorError, Invalid, StartFailed
 from aenv.models import Audio, Image, ToolResult
 from aenv.runtime.context import Context
 from aenv.runtime.docstrings import Docstring
 
-_encode = msgspec.json.Encoder().encode
+_typed_dict: Any = TypedDict  # called with fields that are known at run time only
 _PLAIN: dict[type | None, tuple[type, ...]] = {
     str: (str,),
     int: (int,),
@@ -68,7 +68,7 @@ class Arguments:
         shown: dict[str, Any] = {}
         self.context: str | None = None
         """The parameter that wants a ``Context``."""
-        extra = "forbid"
+        extra: typing.Literal["allow", "forbid"] = "forbid"
         for name, parameter in inspect.signature(function).parameters.items():
             hint = hints.get(name, Any)
             if _is_context(hint):
@@ -85,8 +85,8 @@ class Arguments:
             default = parameter.default
             if isinstance(default, FieldInfo):
                 hint = typing.Annotated[hint, default]
+                value = default.get_default(call_default_factory=True, validated_data={})
                 default = inspect.Parameter.empty
-                value = hint.__metadata__[-1].get_default(call_default_factory=True, validated_data={})
                 if value is not PydanticUndefined:
                     default = self._defaults[name] = value
             if description := docstring.arguments.get(name):
@@ -99,10 +99,10 @@ class Arguments:
                     shown[name] = to_jsonable_python(default)
                 except PydanticSerializationError:
                     continue
-        shape = TypedDict("Arguments", fields)  # type: ignore[operator]
-        shape.__pydantic_config__ = ConfigDict(extra=extra, arbitrary_types_allowed=False)  # type: ignore[typeddict-item]
+        shape = _typed_dict("Arguments", fields)
+        shape.__pydantic_config__ = ConfigDict(extra=extra)
         try:
-            adapter = TypeAdapter[dict[str, Any]](shape)
+            adapter: TypeAdapter[dict[str, Any]] = TypeAdapter(shape)
             self.schema = _json_schema(adapter, "validation")
         except _BROKEN as exc:
             raise StartFailed(

@@ -115,7 +115,10 @@ class Service:
         if isinstance(found, dict):
             answer = {**answer, **found}
         if found is False or str(answer["status"]) not in HEALTHY:
-            raise Unhealthy(f"the health check answered {found!r}", answer | ({"status": "unhealthy"} if not found else {}))
+            raise Unhealthy(
+                f"the health check answered {found!r}",
+                answer | ({"status": "unhealthy"} if not found else {}),
+            )
         return answer
 
     def reward(self, name: str | None) -> Function:
@@ -145,8 +148,8 @@ def tool_error(message: str) -> dict[str, Any]:
 
 
 def _check_reward(function: Function, value: Any) -> None:
-    score = value.get("score") if isinstance(value, dict) else getattr(value, "score", value)
-    if hasattr(score, "item"):
+    score: Any = value.get("score") if isinstance(value, dict) else getattr(value, "score", value)
+    if hasattr(score, "dtype") and hasattr(score, "item"):
         score = score.item()
     if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
         raise AuthorError(

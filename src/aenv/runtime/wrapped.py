@@ -22,7 +22,6 @@ from aenv.runtime.loader import Loaded
 from aenv.runtime.registry import Mark
 from aenv.runtime.schema import Result
 
-
 _CONNECTION = (b"content-length", b"connection", b"transfer-encoding")
 """Headers that belong to the connection, which is ours."""
 
@@ -77,7 +76,11 @@ class Wrapped:
         answer = Answer(None if legacy_call else 0)
         answer.transient = request.method == "GET"
         # Host and Origin were checked on the way in, by rules the server does not know.
-        headers = [pair for pair in request.raw_headers if pair[0] not in (b"host", b"origin", b"authorization")]
+        headers = [
+            (name, value.strip())
+            for name, value in request.raw_headers
+            if name not in (b"host", b"origin", b"authorization")
+        ]
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},

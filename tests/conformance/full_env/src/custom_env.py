@@ -133,18 +133,14 @@ async def complete(
 ) -> Completion:
     """Words that start with what was typed so far."""
     del ref, context
-    values = [
-        word for word in ("paris", "park", "party", "test", "testing") if word.startswith(argument.value)
-    ]
+    values = [word for word in ("paris", "park", "party", "test", "testing") if word.startswith(argument.value)]
     return Completion(values=values, total=len(values), has_more=False)
 
 
 # Asking the client during a call (2025-11-25)
 
 
-async def _elicit(
-    ctx: Context, message: str, properties: dict[str, Any], required: list[str]
-) -> ElicitResult:
+async def _elicit(ctx: Context, message: str, properties: dict[str, Any], required: list[str]) -> ElicitResult:
     schema = {"type": "object", "properties": properties, "required": required}
     return await ctx.session.elicit_form(message, schema, related_request_id=ctx.request_id)
 
@@ -191,9 +187,7 @@ async def test_elicitation_sep1034_defaults(ctx: Context) -> str:
 async def test_elicitation_sep1330_enums(ctx: Context) -> str:
     """Ask with all five shapes of an enumeration."""
     options = ["option1", "option2", "option3"]
-    titled = [
-        {"const": f"value{n}", "title": f"{word} Option"} for n, word in enumerate(("First", "Second"), 1)
-    ]
+    titled = [{"const": f"value{n}", "title": f"{word} Option"} for n, word in enumerate(("First", "Second"), 1)]
     properties: dict[str, Any] = {
         "untitledSingle": {"type": "string", "enum": options},
         "titledSingle": {"type": "string", "oneOf": titled},
@@ -260,9 +254,7 @@ async def test_input_required_result_sampling(ctx: Context) -> str | InputRequir
     """Ask the client's model, then repeat its answer."""
     answer = _sampled(ctx, "capital_question")
     if answer is None:
-        return InputRequiredResult(
-            input_requests={"capital_question": _sample("What is the capital of France?")}
-        )
+        return InputRequiredResult(input_requests={"capital_question": _sample("What is the capital of France?")})
     return answer
 
 
@@ -383,9 +375,7 @@ async def test_streaming_elicitation(ctx: Context) -> str | InputRequiredResult:
 @server.tool()
 async def test_logging_tool(ctx: Context) -> str:
     """Log one message, which only a client that asked for logs receives."""
-    await ctx.session.send_log_message(
-        "info", "Log message from the logging tool", related_request_id=ctx.request_id
-    )
+    await ctx.session.send_log_message("info", "Log message from the logging tool", related_request_id=ctx.request_id)
     return "Logged."
 
 
