@@ -154,16 +154,12 @@ def test_a_wrong_type_names_field_and_line(root, monkeypatch):
     line = json.dumps(config, indent=2)[: json.dumps(config, indent=2).index("replicas")].count("\n") + 1
     with pytest.raises(InvalidConfig) as caught:
         project.read(root)
-    assert str(caught.value) == (
-        f'config.json:{line}: deployConfig.service.replicas must be an integer, found "three"'
-    )
+    assert str(caught.value) == (f'config.json:{line}: deployConfig.service.replicas must be an integer, found "three"')
 
 
 def test_every_mistake_is_named_at_once(root):
     with pytest.raises(InvalidConfig) as caught:
-        project.read(
-            put(root, {"name": "-", "version": "1", "tags": ["a", 1], "deployConfig": {"os": "windows"}})
-        )
+        project.read(put(root, {"name": "-", "version": "1", "tags": ["a", 1], "deployConfig": {"os": "windows"}}))
     lines = caught.value.message.splitlines()
     assert [line.split(": ", 1)[1].split()[0] for line in lines] == [
         "name",
@@ -260,9 +256,7 @@ def test_a_key_given_twice_is_warned_about(root):
     text = '{"name": "a",\n "version": "1.0.0",\n "name": "b", "buildConfig": {}, "deployConfig": {}}'
     found = project.read(put(root, text))
     assert found.name == "b"
-    assert [warning.split(":", 1)[1] for warning in found.warnings] == [
-        "3: name is given twice; the last one counts"
-    ]
+    assert [warning.split(":", 1)[1] for warning in found.warnings] == ["3: name is given twice; the last one counts"]
 
 
 _json = st.recursive(
@@ -321,14 +315,10 @@ def test_quantities(text, number):
 
 
 def test_a_rewrite_keeps_order_unknown_fields_indentation_and_mode(root):
-    text = (
-        '{\n    "version": "1.0.0",\n    "mine": {"ü": [1]},\n    "name": "demo",\n    "artifacts": []\n}\n'
-    )
+    text = '{\n    "version": "1.0.0",\n    "mine": {"ü": [1]},\n    "name": "demo",\n    "artifacts": []\n}\n'
     file = put(root, text) / "config.json"
     file.chmod(0o640)
-    changed = project.write(
-        project.read(root), {"artifacts": [{"id": "x", "type": "image", "content": "a:b"}]}
-    )
+    changed = project.write(project.read(root), {"artifacts": [{"id": "x", "type": "image", "content": "a:b"}]})
     assert list(json.loads(file.read_text("utf-8"))) == ["version", "mine", "name", "artifacts"]
     assert '"ü"' in file.read_text("utf-8")
     assert '\n    "name"' in file.read_text("utf-8")

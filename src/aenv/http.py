@@ -244,6 +244,7 @@ class _Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._size = 0
         self._heard = False
+        self._sent = False
 
     async def exchange(self, head: bytes, body: bytes) -> Response:
         self._reset()
@@ -251,6 +252,7 @@ class _Connection(asyncio.Protocol):
         self.reusable = False
         try:
             if len(body) <= CHUNK:
+                self._sent = True
                 self._transport.write(head + body)
             else:
                 await self._upload(head, body)
@@ -268,6 +270,7 @@ class _Connection(asyncio.Protocol):
                 return
             if self._drained is not None:
                 await asyncio.wait((self._drained, answer), return_when=asyncio.FIRST_COMPLETED)
+            self._sent = start + CHUNK >= len(body)
             self._transport.write(body[start : start + CHUNK])
 
     def close(self) -> None:
@@ -332,7 +335,7 @@ class _Connection(asyncio.Protocol):
         if self._parser.get_status_code() < 200:  # 100 Continue and the like
             self._headers = {}
             return
-        self.reusable = self._parser.should_keep_alive()
+        self.reusable = self._sent and self._parser.should_keep_alive()
         self._finish()
 
     def _finish(self) -> None:

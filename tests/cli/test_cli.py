@@ -112,7 +112,7 @@ def failing(monkeypatch):
         (
             FileNotFoundError(2, "No such file", "x"),
             1,
-            "error: [Errno 2] No such file: 'x'\nhint: run it again",
+            "error: x: No such file\n",
         ),
         (ValueError("odd"), 1, "error: unexpected ValueError: odd\nhint: run it again as 'aenv --debug ...'"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),

@@ -6,9 +6,12 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from contextlib import contextmanager
+from pathlib import Path
 
+import psutil
 import pytest
 
 from aenv import project
@@ -94,8 +97,7 @@ def test_the_tests_of_a_new_project_pass(tmp_path, template):
 def running(root, *arguments, path=None):
     """``aenv run -o json`` in ``root``: its process and what it said when it was ready. Ended by SIGINT."""
     process = subprocess.Popen(
-        [sys.executable, "-c", "import sys; from aenv.cli import main; sys.exit(main())", "run", "--port", "0"]
-        + ["-o", "json", *arguments],
+        [Path(sys.executable).parent / "aenv", "run", "--port", "0", "-o", "json", *arguments],
         cwd=root,
         env={**os.environ, "PATH": path or os.environ["PATH"], "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
@@ -113,6 +115,15 @@ def running(root, *arguments, path=None):
         process.wait(30)
         process.stdout.close()
         process.stderr.close()
+
+
+def ended(pid):
+    """Whether a process is over; one that nobody has collected yet is."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+    return False
 
 
 def ask(url, body=None):
@@ -163,8 +174,7 @@ def test_run_opens_the_inspector_and_ends_it(demo, tmp_path):
         assert port == "7001"
         url = f"http://localhost:{served['url'].rpartition(':')[2]}/mcp"
         assert arguments == f"--yes @modelcontextprotocol/inspector --transport http --server-url {url}"
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid), 0)
+    assert ended(int(pid))
 
 
 def test_run_goes_on_without_node(demo, tmp_path):
@@ -244,6 +254,26 @@ def test_test_of_a_project_that_does_not_start(aenv, demo):
     assert "RuntimeError: out of luck" in answer.err
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_test_that_is_ended_leaves_nothing_behind(demo, number):
+    root = demo(testConfig={"script": "echo $$; exec sleep 600"})
+    process = subprocess.Popen(
+        [Path(sys.executable).parent / "aenv", "test"],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    script = int(process.stdout.readline())
+    sandbox = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+    assert len(sandbox) == 2
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err.rstrip().endswith("error: interrupted")
+    assert all(ended(pid) for pid in [script, *sandbox])
+
+
 # validate
 
 
@@ -313,8 +343,13 @@ def test_live_mistakes(aenv, demo):
 
 
 def test_a_project_that_prints_leaves_the_json_pure(aenv, demo):
-    demo("print('talk')\n" + TOOL + REWARD)
+    root = demo("print('talk')\n" + TOOL + REWARD)
     assert aenv("validate", "-w", "demo", "-o", "json").data["ok"] is True
+    with running(root, "--quiet") as (process, served):
+        assert served["tools"] == ["hello"]
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (out, "talk" in err) == ("", True)
 
 
 def test_determinism(aenv, demo):

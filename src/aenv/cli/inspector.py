@@ -49,7 +49,7 @@ class Inspector:
             ["npx", "--yes", PACKAGE, "--transport", "http", "--server-url", url],
             env=config.child_environment({"CLIENT_PORT": str(port)}),
             stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno(),
+            stdout=sys.stderr,
             start_new_session=True,
         )
 

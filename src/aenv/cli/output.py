@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TextIO, TypeVar
 
 import click
@@ -55,8 +57,21 @@ def label(word: str, text: str) -> None:
     say(f"{_coloured(word, sys.stderr)}: {text}")
 
 
-def show_json(data: Any) -> None:
-    click.echo(json.dumps(data, indent=2, default=str))
+@contextmanager
+def stdout_reserved() -> Iterator[TextIO]:
+    """The real stdout; inside, what author code, a sandbox or a test prints there goes to stderr."""
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as real:
+        os.dup2(2, 1)
+        try:
+            yield real
+        finally:
+            sys.stdout.flush()
+            os.dup2(real.fileno(), 1)
+
+
+def show_json(data: Any, file: TextIO | None = None) -> None:
+    click.echo(json.dumps(data, indent=2, default=str), file=file)
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -87,7 +102,7 @@ def show_checks(checks: Sequence[Check], output: str) -> int:
     else:
         show_table(Check._fields, checks)
         warned = sum(row.status == "warn" for row in checks)
-        say(f"{len(checks)} checks, {failed} failed, {warned} with a warning")
+        say(f"checks: {len(checks)}, failed: {failed}, warnings: {warned}")
     return FAILED if failed else 0
 
 
@@ -110,8 +125,11 @@ def failure(exc: Exception, *, debug: bool) -> int:
     if isinstance(exc, AEnvError):
         _explain(exc.message, exc.hint)
         return CONFIGURATION if isinstance(exc, InvalidConfig) else FAILED
-    text = str(exc) if isinstance(exc, OSError) else f"unexpected {type(exc).__name__}: {exc}"
-    _explain(text, None if debug else "run it again as 'aenv --debug ...' to see where it happened")
+    if isinstance(exc, OSError):
+        _explain(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc), None)
+    else:
+        hint = "run it again as 'aenv --debug ...' to see where it happened"
+        _explain(f"unexpected {type(exc).__name__}: {exc}", None if debug else hint)
     return FAILED
 
 

@@ -8,23 +8,25 @@ import os
 import shlex
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Coroutine
+from contextlib import nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
 
 from aenv import config, project
 from aenv.cli.inspector import DEFAULT_PORT, PACKAGE, Inspector, problem
-from aenv.cli.output import FAILED, label, output_option, say, show_json
+from aenv.cli.output import FAILED, label, output_option, say, show_json, stdout_reserved
 from aenv.errors import NotFound
 
 if TYPE_CHECKING:
     from aenv.project import Project
     from aenv.runtime.server import Served
 
+T = TypeVar("T")
 NO_TESTS = 5
 """pytest's exit code when it found no test."""
 
@@ -139,22 +141,23 @@ def run(
 
     def ready(served: Served) -> None:
         if output == "json":
-            show_json(_summary(found, served))
+            show_json(_summary(found, served), stdout)
         _banner(found, served)
         if not quiet:
             _inspect(inspector, served, inspector_port)
 
-    try:
-        server.run(
-            found.root,
-            host=host,
-            port=port,
-            arguments=ctx.meta.get("arguments", ()),
-            reload=reload,
-            on_ready=ready,
-        )
-    finally:
-        inspector.stop()
+    with stdout_reserved() if output == "json" else nullcontext(sys.stdout) as stdout:
+        try:
+            server.run(
+                found.root,
+                host=host,
+                port=port,
+                arguments=ctx.meta.get("arguments", ()),
+                reload=reload,
+                on_ready=ready,
+            )
+        finally:
+            inspector.stop()
 
 
 @click.command()
@@ -174,7 +177,8 @@ def test(work_dir: Path, startup_timeout: float, output: str) -> int:
     found = project.read(work_dir)
     _warn(found)
     command = _test_command(found)
-    code = asyncio.run(_run_tests(found, command, startup_timeout, quiet_stdout=output == "json"))
+    with stdout_reserved() if output == "json" else nullcontext():
+        code = run_async(_run_tests(found, command, startup_timeout))
     reason = "no test was found" if code == NO_TESTS and not found.test_script else f"exit code {code}"
     if output == "json":
         shown = found.test_script or shlex.join(command)
@@ -198,7 +202,7 @@ def _test_command(found: Project) -> list[str]:
     return [sys.executable, "-m", "pytest", folder]
 
 
-async def _run_tests(found: Project, command: list[str], startup_timeout: float, *, quiet_stdout: bool) -> int:
+async def _run_tests(found: Project, command: list[str], startup_timeout: float) -> int:
     from aenv.client.local import run_project
 
     variables = found.environment_variables
@@ -208,7 +212,6 @@ async def _run_tests(found: Project, command: list[str], startup_timeout: float,
             *command,
             cwd=found.root,
             env=config.child_environment({"DUMMY_INSTANCE_IP": url}),
-            stdout=sys.stderr.fileno() if quiet_stdout else None,
             start_new_session=True,
         )
         try:
@@ -216,6 +219,22 @@ async def _run_tests(found: Project, command: list[str], startup_timeout: float,
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGTERM)
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """``asyncio.run`` where SIGTERM and SIGHUP, like Ctrl-C, leave time to end what was started."""
+
+    async def guarded() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        return await work
+
+    try:
+        return asyncio.run(guarded())
+    except asyncio.CancelledError:
+        raise click.exceptions.Abort from None
 
 
 def _warn(found: Project) -> None:

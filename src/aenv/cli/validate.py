@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aenv import project
-from aenv.cli.output import Check, output_option, show_checks
-from aenv.cli.project import work_dir_option
+from aenv.cli.output import Check, output_option, show_checks, stdout_reserved
+from aenv.cli.project import run_async, work_dir_option
 from aenv.errors import AEnvError, Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -51,7 +50,8 @@ def validate(work_dir: Path, determinism: bool, startup_timeout: float, output: 
     """
     found, checks = static_checks(work_dir)
     if found is not None and not any(row.status == "fail" for row in checks):
-        checks += asyncio.run(live_checks(found, startup_timeout, determinism))
+        with stdout_reserved():
+            checks += run_async(live_checks(found, startup_timeout, determinism))
     return show_checks(checks, output)
 
 
@@ -232,10 +232,8 @@ async def _observations(env: Environment) -> dict[str, str]:
         if not tool["inputSchema"].get("required"):
             answer = await env.call_tool(_bare(tool), {})
             seen[f"tool {_bare(tool)}"] = _text([answer.is_error, answer.content, answer.structured])
-    try:
+    with suppress(Invalid, NotFound):  # it needs arguments, or there is none
         seen["reward"] = _text(await env.call_reward({}))
-    except (Invalid, NotFound):
-        pass  # it needs arguments, or there is none
     return seen
 
 

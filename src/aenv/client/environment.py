@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext,
 from hashlib import sha256
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 
@@ -244,7 +244,8 @@ class Environment:
             except mcp.HeaderMismatch:
                 if tool in self._mirrored:
                     raise
-                self._mirrored = {found["name"]: mcp.mirrored(found) for found in await self._tools()}
+                found = {listed["name"]: mcp.mirrored(listed) for listed in await self._tools()}
+                self._mirrored = {tool: {}, **found}
 
     async def _tools(self) -> list[dict[str, Any]]:
         await self._ready()
@@ -287,11 +288,11 @@ class Environment:
 
     async def check_health(self, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What the author's health check answers, healthy or not."""
-        query = "?" + "&".join(f"{quote(key)}={quote(str(value))}" for key, value in (arguments or {}).items())
-        response = await self._fetch("/health" + (query if arguments else ""))
-        found: dict[str, Any] = _envelope(response).get("data") or {}
+        query = f"?{urlencode(dict(arguments))}" if arguments else ""
+        response = await self._fetch(f"/health{query}", retries=0)
         if response.status not in (200, 503):
             raise _error(response)
+        found: dict[str, Any] = _envelope(response).get("data") or {}
         return found
 
     async def get_env_info(self) -> dict[str, Any]:
@@ -338,9 +339,9 @@ class Environment:
     async def _get(self, path: str) -> Any:
         return _data(await self._fetch(path))
 
-    async def _fetch(self, path: str) -> http.Response:
+    async def _fetch(self, path: str, retries: int = 2) -> http.Response:
         sandbox = await self._ready()
-        request = http.request("GET", sandbox.url, path, headers=self._headers, repeatable=True)
+        request = http.request("GET", sandbox.url, path, headers=self._headers, retries=retries, repeatable=True)
         return await self._within(self.timeout, request, path)
 
     async def _call(self, path: str, headers: bytes, body: bytes, timeout: float | None, what: str) -> http.Response:
@@ -379,16 +380,24 @@ class Environment:
 
 def _choose(aenv_url: str | None, api_key: str | None) -> Provision:
     """Where the sandbox comes from when the caller did not say: the first that is set."""
-    if aenv_url or (config.get("system_url") and not config.get("attach")):
-        raise Unsupported(
-            f"{aenv_url or config.get('system_url')}: this version has no client for a platform",
-            hint="start the environment with 'aenv run' and set DUMMY_INSTANCE_IP=http://localhost",
-        )
-    if found := config.get("attach"):
-        return attach(found, config.get("api_key", api_key))
+    attached, platform = config.get("attach"), config.get("system_url")
+    if aenv_url or (platform and not attached):
+        return _no_platform(aenv_url or platform)
+    if attached:
+        return attach(attached, config.get("api_key", api_key))
     from aenv.client.local import embedded
 
     return embedded
+
+
+def _no_platform(url: str) -> Provision:
+    def refuse(spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
+        raise Unsupported(
+            f"{spec.env} cannot be started on {url}: this version has no client for a platform",
+            hint="start the environment with 'aenv run' and set DUMMY_INSTANCE_IP=http://localhost",
+        )
+
+    return refuse
 
 
 def _openai_name(tool: str, taken: Mapping[str, str]) -> str:

@@ -145,12 +145,8 @@ def _artifact(value: Any) -> Iterator[tuple[Where, str]]:
 _STRING = _must("must be a string", lambda value: isinstance(value, str))
 _BOOLEAN = _must("must be true or false", lambda value: isinstance(value, bool))
 _OBJECT = _must("must be an object", lambda value: isinstance(value, dict))
-_FILLED = _must(
-    "must be a string that is not empty", lambda value: isinstance(value, str) and bool(value.strip())
-)
-_NAMED = _matches(
-    NAME, "must be letters, digits, '-', '_' and '.', at most 63, and start with a letter or digit"
-)
+_FILLED = _must("must be a string that is not empty", lambda value: isinstance(value, str) and bool(value.strip()))
+_NAMED = _matches(NAME, "must be letters, digits, '-', '_' and '.', at most 63, and start with a letter or digit")
 _DURATION = _refused_by(parse_duration, 'must be a length of time such as "90s", "30m", "1h30m" or seconds')
 _CPU = _must(
     'must be a number of cores such as "1", "0.5" or "500m"',
@@ -162,9 +158,7 @@ _BYTES = _must(
 )
 _VALUE = _must(
     "must be a string or a number",
-    lambda value: (
-        isinstance(value, (str, int, float)) and not isinstance(value, bool) and "\0" not in str(value)
-    ),
+    lambda value: isinstance(value, (str, int, float)) and not isinstance(value, bool) and "\0" not in str(value),
 )
 _PRELOAD = _must('must be true, false or "auto"', lambda value: isinstance(value, bool) or value == "auto")
 _LINUX = _must('must be "linux", the only system a sandbox runs', lambda value: str(value).lower() == "linux")
@@ -172,9 +166,7 @@ _MOUNT = _must(
     "must be an absolute path without '..'",
     lambda value: isinstance(value, str) and value.startswith("/") and ".." not in value.split("/"),
 )
-_SECRETS = _each(
-    _matches(_VARIABLE, "must be the name of a variable"), "names; the platform holds the values"
-)
+_SECRETS = _each(_matches(_VARIABLE, "must be the name of a variable"), "names; the platform holds the values")
 
 FIELDS = (
     Field("name", _NAMED, required=True),
@@ -269,9 +261,7 @@ def _wrong(field: Field, given: Any) -> Iterator[Problem]:
         found = given
         for step in inside:
             found = found[step]
-        shown = (
-            f", found {_kind(found) if field.private else _shown(found)}" if phrase.startswith("must") else ""
-        )
+        shown = f", found {_kind(found) if field.private else _shown(found)}" if phrase.startswith("must") else ""
         yield Problem(where, f"{dotted(where)} {phrase}{shown}")
 
 

@@ -190,14 +190,15 @@ class Answers:
 
     def _finished(self, answer: Answer) -> None:
         self._bytes += answer.size
-        if self._bytes <= self._most_bytes and len(self._kept) <= self._most:
-            return
-        for call_id, (_, old) in list(self._kept.items()):
+        for _ in range(len(self._kept)):
             if self._bytes <= self._most_bytes and len(self._kept) <= self._most:
                 break
-            if old.done:
-                del self._kept[call_id]
-                self._bytes -= old.size
-                self._dropped[call_id] = None
-        while len(self._dropped) > 16 * self._most:
-            self._dropped.popitem(last=False)
+            call_id, (_, oldest) = next(iter(self._kept.items()))
+            if not oldest.done:
+                self._kept.move_to_end(call_id)
+                continue
+            del self._kept[call_id]
+            self._bytes -= oldest.size
+            self._dropped[call_id] = None
+            if len(self._dropped) > 16 * self._most:
+                self._dropped.popitem(last=False)

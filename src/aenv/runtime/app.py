@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -21,7 +21,9 @@ from aenv.runtime.functions import Function
 from aenv.runtime.mcp import LEGACY, MODERN, Endpoint, Reply, is_modern
 from aenv.runtime.service import Service, Unhealthy, log, lookup
 from aenv.runtime.tokens import Access
-from aenv.runtime.wrapped import Wrapped
+
+if TYPE_CHECKING:
+    from aenv.runtime.wrapped import Wrapped
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -169,11 +171,9 @@ class App:
 
         async def answer() -> Response:
             try:
-                data = await self.service.health()
-            except Unhealthy:
-                if not known:
-                    exc = Unhealthy("unhealthy", {"status": "unhealthy"})
-                return failure(exc)
+                data = await self.service.health(_query(request) if known else {})
+            except Unhealthy as exc:
+                return failure(exc if known else Unhealthy("unhealthy", {"status": "unhealthy"}))
             response = success(data if known else {"status": data["status"]})
             response.headers = [*response.headers, (b"aenv-boot", self.boot.encode())]
             return response

@@ -91,10 +91,10 @@ async def in_thread(work: Callable[[], Any]) -> Any:
     return outcome.value
 
 
-async def run_hook(function: Function, context: Context, **arguments: Any) -> Any:
+async def run_hook(function: Function, context: Context, arguments: dict[str, Any]) -> Any:
     """Call a setup, teardown, reset or health function; what it raises is an ``AuthorError``."""
     try:
-        return await function.call(function.decode(arguments), context)
+        return await function.call(arguments, context)
     except Raised as exc:
         raise author_error(function, exc) from exc.cause
 

@@ -23,7 +23,6 @@ from aenv.runtime.access import Guard, is_loopback
 from aenv.runtime.app import App
 from aenv.runtime.context import Instance
 from aenv.runtime.service import Service
-from aenv.runtime.wrapped import Wrapped
 
 log = logging.getLogger("aenv.runtime")
 IDLE_CONNECTION = 90
@@ -147,8 +146,11 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        wrapped = Wrapped(self._service.loaded) if self._service.loaded.server is not None else None
-        if wrapped is not None:
+        wrapped = None
+        if self._service.loaded.server is not None:
+            from aenv.runtime.wrapped import Wrapped
+
+            wrapped = Wrapped(self._service.loaded)
             await wrapped.start()
         await self._service.setup()
         app = App(self._service, self._guard, max_body=config.get("max_body"), wrapped=wrapped)

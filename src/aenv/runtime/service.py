@@ -45,12 +45,12 @@ class Service:
 
     async def setup(self) -> None:
         for function in self.loaded.setups:
-            await run_hook(function, self.context(function.name))
+            await run_hook(function, self.context(function.name), {})
 
     async def teardown(self) -> None:
         for function in self.loaded.teardowns:
             try:
-                await run_hook(function, self.context(function.name))
+                await run_hook(function, self.context(function.name), {})
             except AEnvError as exc:
                 log.error("%s", exc)
 
@@ -99,17 +99,19 @@ class Service:
             raise Unsupported("this environment cannot be reset", hint="register one with @register_reset")
         self.instance = self.instance._replace(seed=seed)
         takes_seed = "seed" in function.arguments.schema["properties"]
-        value = await run_hook(function, self.context(function.name), **({"seed": seed} if takes_seed else {}))
+        value = await run_hook(function, self.context(function.name), {"seed": seed} if takes_seed else {})
         return plain(value, function.result, function.name)
 
-    async def health(self) -> dict[str, Any]:
+    async def health(self, arguments: dict[str, str]) -> dict[str, Any]:
         """The author's health, or the default; raises ``Unhealthy``."""
         function = self.loaded.health
         answer: dict[str, Any] = {"status": "success"}
         if function is None:
             return answer
         try:
-            found = await run_hook(function, self.context(function.name))
+            found = await run_hook(function, self.context(function.name), function.decode(arguments, text=True))
+        except Invalid:
+            raise
         except AEnvError as exc:
             raise Unhealthy(str(exc), {"status": "unhealthy", "reason": str(exc)}) from exc
         if isinstance(found, dict):

@@ -1,0 +1,1 @@
+"""How fast AEnvironment is, measured beside its peers in the same run: ``python -m benchmarks``."""

@@ -1,0 +1,69 @@
+"""``python -m benchmarks``: measure, show, and with ``--check`` fail on what got worse."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from benchmarks import calls, clients, http_client, report, startup
+from benchmarks.measure import Effort, Line
+
+FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
+    "import": startup.imports,
+    "server_cpu": calls.server_cpu,
+    "client_cpu": clients.client_cpu,
+    "throughput": clients.throughput,
+    "many_tools": calls.many_tools,
+    "run": startup.run,
+    "init": startup.init,
+    "kinds": calls.kinds,
+    "http_client": http_client.http_client,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="measure less, and fail on what got worse")
+    parser.add_argument("--only", action="append", choices=FIGURES, metavar="NAME", help=", ".join(FIGURES))
+    parser.add_argument("--update", action="store_true", help="take the ratios as the recorded ones")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the children end with us
+
+    known = report.recorded()
+    lines: list[Line] = []
+    for name in options.only or FIGURES:
+        lines += _measured(name, Effort(quick=options.check), known, again=options.check)
+    print(report.table(lines, known))
+    report.write(lines)
+    if options.update:
+        report.record(lines)
+    worse = [line for line in lines if report.problem(line, known)]
+    if not options.check or not worse:
+        return 0
+    print(f"\nworse than it may be:\n{report.table(worse, known)}")
+    return 1
+
+
+def _measured(name: str, effort: Effort, known: dict[str, float], *, again: bool) -> list[Line]:
+    """The lines of a figure. One that looks worse in a check is measured twice: the machine may have been busy."""
+    lines = _timed(name, effort)
+    if not again or not any(report.problem(line, known) for line in lines):
+        return lines
+    sys.stderr.write("  looks worse; once more\n")
+    second = _timed(name, Effort())
+    return [min(pair, key=lambda line: line.ratio or 0.0) for pair in zip(lines, second, strict=True)]
+
+
+def _timed(name: str, effort: Effort) -> list[Line]:
+    sys.stderr.write(f"{name}: {(FIGURES[name].__doc__ or '').strip().splitlines()[0]}\n")
+    begin = time.monotonic()
+    lines = FIGURES[name](effort)
+    sys.stderr.write(f"  {time.monotonic() - begin:.0f} s\n")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

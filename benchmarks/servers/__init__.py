@@ -1,0 +1,1 @@
+"""Server processes of the peers."""

@@ -1,0 +1,1 @@
+"""Client processes that a benchmark drives. The peers' ones run in the peers' own virtual environments."""

@@ -1,0 +1,194 @@
+"""Writes docs/reference/settings.md and api.md from the code; ``--check`` says whether they are up to date."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aenv
+from aenv import config, errors
+
+FOLDER = Path(__file__).parent.parent / "docs" / "reference"
+WIDTH = 100
+GROUPS = (
+    ("Using an environment", ("Environment", "SyncEnvironment", "attach")),
+    ("Results", ("ToolResult", "Image", "Audio")),
+    ("Writing an environment", aenv._HOME["aenv.runtime.registry"]),
+    ("What a function may ask", ("Context",)),
+)
+HAND_OVER = "Made from the code by `scripts/reference.py`."
+
+
+def settings() -> str:
+    rows = [
+        f"| `{found.key}` | `{found.variable}` | {_default(found.default)} | {'yes' if found.in_file else 'no'} | "
+        f"{found.about}{'; a secret, never shown' if found.secret else ''} |"
+        for found in config.SETTINGS
+    ]
+    return "\n".join(
+        [
+            "# Settings",
+            "",
+            f"{HAND_OVER} A value comes from the argument that was given, else from the",
+            "environment variable, else from the config file, else it is the default. `aenv config show` prints each",
+            "with where it came from.",
+            "",
+            "| key | variable | default | in the file | what it is |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+            "Two more variables have no key. `AENV_HOME` is the folder that holds `config.json`, `~/.aenv` when it is",
+            "not set. `NO_COLOR` turns the command's colours off.",
+            "",
+        ]
+    )
+
+
+def _default(value: Any) -> str:
+    return "-" if value in (None, "") else f"`{value}`"
+
+
+def api() -> str:
+    parts = [
+        "# Python API",
+        "",
+        f"{HAND_OVER} Every name is imported from `aenv`, and loads on first use.",
+        "`aenv.__version__` is the version.",
+        "",
+    ]
+    for title, names in GROUPS:
+        parts += [f"## {title}", ""]
+        for name in names:
+            parts += _entry(name, getattr(aenv, name))
+    parts += ["## Errors", "", *_errors()]
+    return "\n".join(parts)
+
+
+def _entry(name: str, value: Any) -> Iterator[str]:
+    yield f"### `{name}`"
+    yield ""
+    yield _code(name, value)
+    yield ""
+    yield _about(value)
+    yield ""
+    if not inspect.isclass(value):
+        return
+    if value is aenv.SyncEnvironment:
+        shown = [method for method, _ in _members(value)]
+        yield f"Methods, each as in `Environment`: {', '.join(f'`{method}`' for method in shown)}."
+        yield ""
+        return
+    for member, found in _members(value):
+        if isinstance(found, property) or hasattr(found, "func"):
+            yield f"- **`.{member}`** {_about(found)}".rstrip()
+        else:
+            prefix = "await " if inspect.iscoroutinefunction(found) else ""
+            yield f"- **`{prefix}.{member}{_signature(found)}`** {_about(found)}".rstrip()
+    yield ""
+
+
+def _members(value: type) -> list[tuple[str, Any]]:
+    found = []
+    for name, member in vars(value).items():
+        function = member.__func__ if isinstance(member, staticmethod) else member
+        named = inspect.isfunction(function) or isinstance(function, property) or hasattr(function, "func")
+        if named and not name.startswith("_"):
+            found.append((name, function))
+    return found
+
+
+def _about(value: Any) -> str:
+    """The first paragraph of a docstring, in Markdown."""
+    text = (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ")
+    return re.sub(r"``(.+?)``", r"`\1`", text)
+
+
+def _code(name: str, value: Any) -> str:
+    line = name + _signature(value)
+    return f"```text\n{_folded(line)}\n```"
+
+
+def _folded(line: str) -> str:
+    if len(line) <= WIDTH:
+        return line
+    head, _, rest = line.partition("(")
+    inside, _, tail = rest.rpartition(")")
+    depth, parts, current = 0, [], ""
+    for character in inside:
+        depth += (character in "([") - (character in ")]")
+        if character == "," and depth == 0:
+            parts.append(current.strip())
+            current = ""
+        else:
+            current += character
+    parts.append(current.strip())
+    return f"{head}(\n" + "".join(f"    {part},\n" for part in parts) + f"){tail}"
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    """A signature as it is written, the same on every version of Python."""
+    parts: list[str] = []
+    starred = False
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
+    for index, parameter in enumerate(parameters):
+        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
+            parts.append("*")
+            starred = True
+        mark = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        starred = starred or mark == "*"
+        text = mark + parameter.name
+        if parameter.annotation is not parameter.empty:
+            text += f": {_annotation(parameter.annotation)}"
+        if parameter.default is not parameter.empty:
+            text += f" = {_shown(parameter.default)}"
+        parts.append(text)
+        following = parameters[index + 1].kind if index + 1 < len(parameters) else None
+        if parameter.kind is parameter.POSITIONAL_ONLY and following is not parameter.POSITIONAL_ONLY:
+            parts.append("/")
+    returned = inspect.signature(function).return_annotation
+    arrow = "" if returned in (inspect.Signature.empty, "None", None) else f" -> {returned}"
+    return f"({', '.join(parts)}){arrow}"
+
+
+def _annotation(found: Any) -> str:
+    return found.__name__ if isinstance(found, type) else str(found).replace("typing.", "")
+
+
+def _shown(default: Any) -> str:
+    return default.__name__ if inspect.isfunction(default) else repr(default)
+
+
+def _errors() -> Iterator[str]:
+    doc = inspect.getdoc(errors) or ""
+    tree = [line for line in doc.splitlines() if line.startswith("    ")]
+    yield "```text"
+    yield from (line[4:].rstrip() for line in tree)
+    yield "```"
+    yield ""
+    yield "Each has `message` and `hint`; `code` and the HTTP status are what travels."
+    other = [name for name in aenv._HOME["aenv.errors"] if getattr(errors, name).__name__ != name]
+    names = ", ".join(f"`{name}` is `{getattr(errors, name).__name__}`" for name in other)
+    yield f"Older names go on working: {names}."
+    yield "[Failures](../concepts/failures.md) says when each is raised."
+    yield ""
+
+
+def main() -> int:
+    stale = 0
+    for name, page in (("settings.md", settings()), ("api.md", api())):
+        file = FOLDER / name
+        if "--check" not in sys.argv[1:]:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(page, encoding="utf-8")
+        elif not file.is_file() or file.read_text(encoding="utf-8") != page:
+            sys.stderr.write(f"{file} is out of date; run: python scripts/reference.py\n")
+            stale = 1
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,16 @@
+"""Fixtures that several test modules share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import FIXTURES, Sandbox, sandbox
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Sandbox]:
+    """A live sandbox of the fixture project, shared by a module's tests."""
+    with sandbox(FIXTURES / "lab", arguments=["--verbose", "x"], variables={"AENV_SEED": "7"}) as running:
+        yield running

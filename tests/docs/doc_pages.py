@@ -1,0 +1,199 @@
+"""Runs a page of the documentation as its reader would, from top to bottom, in a directory of its own.
+
+What a comment before a block means:
+
+    <!-- file: src/custom_env.py -->   the block is that file; it is written, not run
+    <!-- not run: the reason -->       the block is left alone
+    <!-- output -->                    the text block is what the block before it printed ("..." for anything)
+
+Without a comment: Python is run, and may await at the top level as in a notebook; JSON must be JSON; each line of
+a bash block is carried out when it is one of ``COMMANDS``, and any other command is a mistake in the page.
+``aenv run`` starts a sandbox that lives until the page ends. Its port is free, and stands in for 8081.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import doctest
+import inspect
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+AENV = [sys.executable, "-c", "import sys; from aenv.cli import main; sys.exit(main())"]
+_FENCE = re.compile(
+    r"^(?:<!-- (?P<comment>[^\n]*?) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+    comment: str
+    line: int
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text(encoding="utf-8")
+    for found in _FENCE.finditer(text):
+        line = text.count("\n", 0, found.start("text")) + 1
+        yield Block(found["language"], found["text"], found["comment"] or "", line)
+
+
+class Reader:
+    """Somebody who follows a page."""
+
+    def __init__(self, page: Path, monkeypatch: Any) -> None:
+        self.page = page
+        self.names: dict[str, Any] = {"__name__": "__main__"}
+        self.printed = ""
+        self.done = 0
+        self._patch = monkeypatch
+        self._loop = asyncio.new_event_loop()
+        self._stack = contextlib.ExitStack()
+        self._url: str | None = None
+
+    def read(self) -> int:
+        """Follow the page; how many blocks were carried out."""
+        with self._stack:
+            self._stack.callback(self._loop.close)
+            for block in blocks(self.page):
+                try:
+                    self._carry_out(block)
+                except Exception as exc:
+                    exc.add_note(f"in {self.page.relative_to(ROOT)}:{block.line}")
+                    raise
+        return self.done
+
+    def _carry_out(self, block: Block) -> None:
+        kind, _, value = block.comment.partition(": ")
+        if kind == "not run":
+            assert value.strip(), "say why it is not run"
+            return
+        if kind == "file":
+            Path(value).parent.mkdir(parents=True, exist_ok=True)
+            Path(value).write_text(block.text, encoding="utf-8")
+        elif kind == "output":
+            same = doctest.OutputChecker().check_output(block.text, self.printed, doctest.ELLIPSIS)
+            assert same, f"the page shows\n{block.text}\nbut this was printed\n{self.printed}"
+        elif block.language == "python":
+            self.printed = self._python(block)
+        elif block.language == "json":
+            json.loads(block.text)
+        elif block.language == "bash":
+            self.printed = "".join(self._command(line) for line in _lines(block.text))
+        else:
+            assert block.language in ("text", "dockerfile"), f"a block in {block.language or 'no language'}"
+            return
+        self.done += 1
+
+    def _here(self, text: str) -> str:
+        port = self._url.rpartition(":")[2] if self._url else "8081"
+        return text.replace("localhost:8081", f"localhost:{port}").replace("127.0.0.1:8081", f"127.0.0.1:{port}")
+
+    def _python(self, block: Block) -> str:
+        # Blank lines first, so that a traceback shows the page's own line.
+        source = "\n" * (block.line - 1) + self._here(block.text)
+        code = compile(source, str(self.page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            if code.co_flags & inspect.CO_COROUTINE:
+                self._loop.run_until_complete(eval(code, self.names))
+            else:
+                exec(code, self.names)
+        return printed.getvalue()
+
+    def _command(self, line: str) -> str:
+        words = shlex.split(line, comments=True)
+        if not words:
+            return ""
+        if words[:2] == ["aenv", "run"]:
+            self.serve(words[2:])
+            return ""
+        known = COMMANDS.get(words[0])
+        assert known, f"{words[0]!r} is not a command that these pages use"
+        return known(self, [self._here(word) for word in words])
+
+    def serve(self, options: list[str]) -> None:
+        """A sandbox of the project here, as ``aenv run`` makes it."""
+        command = [*AENV, "run", "--quiet", "--output", "json", "--port", "0"]
+        command += [word for word in options if word not in ("--quiet", "-q", "--reload")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self._stack.callback(process.wait, 10)
+        self._stack.callback(process.terminate)
+        assert process.stdout is not None
+        shown = ""
+        for printed in process.stdout:
+            shown += printed
+            if printed == "}\n":
+                break
+        assert shown, f"{self.page.name}: aenv run did not start"
+        self._stack.callback(process.stdout.close)
+        self._url = json.loads(shown)["url"]
+
+    # Commands
+
+    def change_directory(self, words: list[str]) -> str:
+        self._patch.chdir(words[1])
+        return ""
+
+    def export(self, words: list[str]) -> str:
+        name, _, value = words[1].partition("=")
+        if name == "DUMMY_INSTANCE_IP" and self._url:
+            value = self._url
+        self._patch.setenv(name, value)
+        return ""
+
+    def run(self, words: list[str]) -> str:
+        command = {"aenv": AENV, "python": [sys.executable], "pytest": [sys.executable, "-m", "pytest"]}.get(
+            words[0], [words[0]]
+        )
+        found = subprocess.run([*command, *words[1:]], capture_output=True, text=True, timeout=60, check=False)
+        assert found.returncode == 0, f"{shlex.join(words)} ended with {found.returncode}\n{found.stderr}"
+        return found.stdout
+
+    def make(self, words: list[str]) -> str:
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        for target in words[1:]:
+            assert re.search(rf"^{re.escape(target)}\b.*:", makefile, re.MULTILINE), f"no make target {target}"
+        return ""
+
+    def skip(self, words: list[str]) -> str:
+        return ""
+
+
+COMMANDS: dict[str, Callable[[Reader, list[str]], str]] = {
+    "aenv": Reader.run,
+    "cd": Reader.change_directory,
+    "curl": Reader.run,
+    "export": Reader.export,
+    "git": Reader.skip,
+    "make": Reader.make,
+    "npx": Reader.skip,
+    "pip": Reader.skip,
+    "pytest": Reader.run,
+    "python": Reader.run,
+}
+
+
+def _lines(text: str) -> Iterator[str]:
+    for line in text.replace("\\\n", " ").splitlines():
+        yield from line.split(" && ")
+
+
+def environment(monkeypatch: Any, home: Path) -> None:
+    """A user without settings."""
+    monkeypatch.setenv("AENV_HOME", str(home))
+    for name in list(os.environ):
+        if name.startswith("AENV_") and name != "AENV_HOME" or name == "DUMMY_INSTANCE_IP":
+            monkeypatch.delenv(name)

@@ -1,0 +1,117 @@
+"""Every page of the documentation does what it says, and its links lead somewhere."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from doc_pages import PAGES, ROOT, Reader, blocks, environment
+
+from aenv.cli import COMMANDS
+
+MARKDOWN = [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md", ROOT / "examples/01-hello/README.md"]
+_LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+NOT_OURS = {ROOT / "benchmarks" / "README.md"}
+"""Written with the benchmarks; a link to it is right before the page is there."""
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_the_page_does_what_it_says(page, tmp_path, monkeypatch):
+    environment(monkeypatch, tmp_path / "home")
+    folder = tmp_path / "reader"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    runnable = [block for block in blocks(page) if block.language in ("python", "json", "bash")]
+    left = [block for block in runnable if block.comment.startswith("not run")]
+    assert Reader(page, monkeypatch).read() >= len(runnable) - len(left)
+
+
+def anchors(page):
+    text = _CODE.sub("", page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in _HEADING.findall(text)}
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=name)
+def test_links_lead_somewhere(page):
+    text = _CODE.sub("", page.read_text(encoding="utf-8"))
+    for link in _LINK.findall(text):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists() or target in NOT_OURS, f"{name(page)} links to {link}, which is not there"
+        if anchor:
+            assert anchor in anchors(target), f"{name(page)} links to {link}; headings: {sorted(anchors(target))}"
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    linked = {(ROOT / "docs" / link).resolve() for link in _LINK.findall(index)}
+    pages = {page for page in PAGES if page.is_relative_to(ROOT / "docs") and page.name != "README.md"}
+    assert pages <= linked
+
+
+def test_only_commands_that_exist_are_shown():
+    for page in MARKDOWN:
+        for command in re.findall(r"(?:^|`)aenv ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE):
+            assert command in COMMANDS, f"{name(page)} shows 'aenv {command}'"
+
+
+def test_the_prose_is_plain():
+    for page in MARKDOWN:
+        text = page.read_text(encoding="utf-8")
+        odd = sorted({character for character in text if ord(character) > 0x2FFF})
+        assert not odd, f"{name(page)} has {odd}"
+
+
+def test_the_example_runs(tmp_path, monkeypatch):
+    environment(monkeypatch, tmp_path)
+    found = subprocess.run(
+        [sys.executable, "episode.py"],
+        cwd=ROOT / "examples" / "01-hello",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.splitlines()[-1] == "2 episodes, mean score 0.678"
+    assert found.stdout.count("found True") == 2
+    assert found.stdout.count("tool error: ValueError") == 1
+    assert found.stderr == ""
+
+
+def test_the_example_has_the_shape_of_a_new_project(tmp_path):
+    from aenv.project import scaffold
+
+    made = {path.relative_to(tmp_path / "hello") for path in scaffold("hello", tmp_path)}
+    example = ROOT / "examples" / "01-hello"
+    tracked = {
+        path.relative_to(example)
+        for path in example.rglob("*")
+        if path.is_file() and not {"__pycache__", ".pytest_cache"} & set(path.parts)
+    }
+    assert {str(path) for path in tracked - made} == {"episode.py"}
+    assert made <= tracked
+    for same in ("Dockerfile", "requirements.txt", "test/conftest.py"):
+        assert (example / same).read_text() == (tmp_path / "hello" / same).read_text()
+
+
+def test_the_examples_own_tests_pass_against_a_live_sandbox(tmp_path, monkeypatch):
+    environment(monkeypatch, tmp_path)
+    found = subprocess.run(
+        [sys.executable, "-c", "import sys; from aenv.cli import main; sys.exit(main(['test']))"],
+        cwd=ROOT / "examples" / "01-hello",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "6 passed" in found.stdout
