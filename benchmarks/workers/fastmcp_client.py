@@ -16,7 +16,7 @@ async def client(url: str) -> AsyncIterator[Calls]:
 
         async def tool() -> None:
             result = await mcp.call_tool("add", ARGUMENTS)
-            assert result.data == EXPECTED, result
+            assert result.structured_content == {"result": EXPECTED}, result
 
         yield {"add": tool}
 

@@ -6,6 +6,7 @@ What a comment before a block means:
     <!-- not run: the reason -->       the block is left alone
     <!-- output -->                    the text block is what the block before it printed ("..." for anything)
 
+A page may say ``<!-- project: examples/01-hello -->`` once: its reader begins in a copy of that project.
 Without a comment: Python is run, and may await at the top level as in a notebook; JSON must be JSON; each line of
 a bash block is carried out when it is one of ``COMMANDS``, and any other command is a mistake in the page.
 ``aenv run`` starts a sandbox that lives until the page ends. Its port is free, and stands in for 8081.
@@ -23,6 +24,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -32,6 +34,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 AENV = [sys.executable, "-c", "import sys; from aenv.cli import main; sys.exit(main())"]
+_PROJECT = re.compile(r"^<!-- project: (\S+) -->$", re.MULTILINE)
 _FENCE = re.compile(
     r"^(?:<!-- (?P<comment>[^\n]*?) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -68,6 +71,9 @@ class Reader:
         """Follow the page; how many blocks were carried out."""
         with self._stack:
             self._stack.callback(self._loop.close)
+            if project := _PROJECT.search(self.page.read_text(encoding="utf-8")):
+                shutil.copytree(ROOT / project[1], "project", ignore=shutil.ignore_patterns("__pycache__", ".*"))
+                self._patch.chdir("project")
             for block in blocks(self.page):
                 try:
                     self._carry_out(block)
@@ -85,7 +91,7 @@ class Reader:
             Path(value).parent.mkdir(parents=True, exist_ok=True)
             Path(value).write_text(block.text, encoding="utf-8")
         elif kind == "output":
-            same = doctest.OutputChecker().check_output(block.text, self.printed, doctest.ELLIPSIS)
+            same = doctest.OutputChecker().check_output(block.text, f"{self.printed.rstrip()}\n", doctest.ELLIPSIS)
             assert same, f"the page shows\n{block.text}\nbut this was printed\n{self.printed}"
         elif block.language == "python":
             self.printed = self._python(block)

@@ -13,8 +13,6 @@ MARKDOWN = [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md", ROOT / "exa
 _LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-NOT_OURS = {ROOT / "benchmarks" / "README.md"}
-"""Written with the benchmarks; a link to it is right before the page is there."""
 
 
 def name(page):
@@ -45,7 +43,7 @@ def test_links_lead_somewhere(page):
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-        assert target.exists() or target in NOT_OURS, f"{name(page)} links to {link}, which is not there"
+        assert target.exists(), f"{name(page)} links to {link}, which is not there"
         if anchor:
             assert anchor in anchors(target), f"{name(page)} links to {link}; headings: {sorted(anchors(target))}"
 
@@ -61,6 +59,14 @@ def test_only_commands_that_exist_are_shown():
     for page in MARKDOWN:
         for command in re.findall(r"(?:^|`)aenv ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE):
             assert command in COMMANDS, f"{name(page)} shows 'aenv {command}'"
+
+
+def test_every_make_target_of_the_table_exists():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    shown = re.findall(r"^\| `make ([a-z-]+)` \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(shown) == 9
+    for target in shown:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"the Makefile has no {target}"
 
 
 def test_the_prose_is_plain():

@@ -1,0 +1,200 @@
+"""The plain HTTP routes, the limits, and who is let in."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from aenv.runtime import tokens
+from tests.runtime.test_mcp import call
+from tests.runtime.wire import META, Session, modern, send
+from tests.support import FIXTURES, Sandbox, sandbox
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "answer"),
+    [
+        ("GET", "/health", None, 200, {"status": "healthy", "detail": "all well"}),
+        ("POST", "/tools/add", {"a": "5"}, 200, 7),
+        ("POST", "/tools/custom", {}, 200, {"content": [{"type": "text", "text": "mine"}], "is_error": False}),
+        ("POST", "/task/reward?name=score", {"answer": "42"}, 200, 1.0),
+        ("POST", "/functions/shout", {"text": "a"}, 200, {"text": "A"}),
+        ("GET", "/custom/path?n=3&flag=true", None, 200, {"n": 3, "flag": True}),
+        ("POST", "/reset", {"seed": 4}, 200, {"seed": 4}),
+    ],
+)
+def test_routes(lab: Sandbox, method: str, path: str, body: object, status: int, answer: object) -> None:
+    reply = send(lab.port, method, path, body)
+    assert (reply.status, reply.json) == (status, {"success": True, "data": answer})
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("POST", "/tools/add", {"a": "x"}, 422, "invalid"),
+        ("POST", "/tools/add", b"{", 422, "invalid"),
+        ("POST", "/tools/add", b"[]", 422, "invalid"),
+        ("POST", "/tools/none", {}, 404, "not_found"),
+        ("POST", "/tools/fail", {}, 500, "author_failed"),
+        ("POST", "/tools/leave", {}, 500, "author_failed"),
+        ("POST", "/tools/odd", {}, 500, "author_failed"),
+        ("POST", "/task/reward?name=broken", {}, 500, "author_failed"),
+        ("POST", "/task/reward", {}, 422, "invalid"),
+        ("POST", "/reset", {"seed": "x"}, 422, "invalid"),
+        ("POST", "/reset", {"other": 1}, 422, "invalid"),
+        ("GET", "/nowhere", None, 404, "not_found"),
+        ("GET", "/custom/path?n=x", None, 422, "invalid"),
+        ("PUT", "/health", {}, 422, "invalid"),
+        ("POST", "/../../etc/passwd", {}, 404, "not_found"),
+    ],
+)
+def test_errors_name_their_kind(lab: Sandbox, method: str, path: str, body: object, status: int, code: str) -> None:
+    reply = send(lab.port, method, path, body)
+    assert (reply.status, reply.json["success"], reply.json["code"]) == (status, False, code)
+    assert reply.json["error"]
+
+
+def test_no_path_of_the_machine_is_told(lab: Sandbox) -> None:
+    reply = send(lab.port, "POST", "/tools/fail", {})
+    assert str(FIXTURES) not in reply.body.decode()
+
+
+# Host and Origin
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:1"}, 200),
+        ({"Host": "[::1]:8081"}, 200),
+        ({"Host": "evil.example.com"}, 403),
+        ({"Host": "127.0.0.1.evil.com"}, 403),
+        ({"Host": "localhost@evil.com"}, 403),
+        ({"Host": ""}, 403),
+        ({"Origin": "http://localhost:6274"}, 200),
+        ({"Origin": "http://evil.example.com"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+def test_only_this_machines_names_are_served(lab: Sandbox, headers: dict[str, str], status: int) -> None:
+    assert send(lab.port, "GET", "/health", headers=headers).status == status
+    meta = {"Mcp-Method": "tools/list", "MCP-Protocol-Version": "2026-07-28"}
+    assert modern(lab.port, "tools/list", headers={**meta, **headers}).status == status
+
+
+# Tokens
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[tuple[Sandbox, str]]:
+    owner = tokens.new_owner_token()
+    with sandbox(FIXTURES / "lab", variables={"AENV_OWNER_TOKEN_SHA256": tokens.digest(owner)}) as running:
+        yield running, owner
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def test_the_owner_may_everything(guarded: tuple[Sandbox, str]) -> None:
+    running, owner = guarded
+    assert send(running.port, "POST", "/task/reward?name=score", {"answer": "42"}, _bearer(owner)).json["data"] == 1.0
+    assert modern(running.port, "tools/list", headers=_bearer(owner)).status == 200
+
+
+def test_an_agent_may_use_tools_and_nothing_else(guarded: tuple[Sandbox, str]) -> None:
+    running, owner = guarded
+    agent = tokens.agent_token(tokens.digest(owner))
+    assert modern(running.port, "tools/call", call("add", {"a": 1}), _bearer(agent)).json["result"]
+    assert send(running.port, "POST", "/tools/add", {"a": 1}, _bearer(agent)).json["data"] == 3
+    for path in ("/task/reward?name=score", "/functions/shout", "/reset"):
+        reply = send(running.port, "POST", path, {"answer": "42"}, _bearer(agent))
+        assert (reply.status, reply.json["code"]) == (403, "forbidden")
+    assert send(running.port, "GET", "/custom/path?n=1", None, _bearer(agent)).status == 403
+    assert send(running.port, "GET", "/functions/list", None, _bearer(agent)).status == 403
+
+
+@pytest.mark.parametrize("headers", [{}, _bearer("wrong"), _bearer(""), {"Authorization": "Basic eDp5"}])
+def test_a_stranger_sees_health_alone(guarded: tuple[Sandbox, str], headers: dict[str, str]) -> None:
+    running, _ = guarded
+    assert send(running.port, "GET", "/health", headers=headers).json == {
+        "success": True,
+        "data": {"status": "healthy"},
+    }
+    for method, path in (("POST", "/mcp"), ("GET", "/tools"), ("GET", "/info"), ("POST", "/task/reward")):
+        reply = send(running.port, method, path, {} if method == "POST" else None, headers)
+        assert reply.status == 401
+        assert reply.headers["www-authenticate"] == "Bearer"
+
+
+async def test_an_agent_url_opens_the_tools(guarded: tuple[Sandbox, str]) -> None:
+    from aenv import Environment, Forbidden, attach
+
+    running, owner = guarded
+    async with Environment("lab", provision=attach(running.url, owner)) as env:
+        assert await env.call_reward({"answer": "42"}, name="score") == 1.0
+        url = await env.agent_url()
+    path = url.removeprefix(running.url)
+    assert path.startswith("/mcp?token=")
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": META}}
+    headers = {"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/list"}
+    assert send(running.port, "POST", path, body, headers).status == 200
+    assert send(running.port, "POST", f"/task/reward?{path.partition('?')[2]}", {}).status == 401
+    async with Environment("lab", provision=attach(running.url, path.rpartition("=")[2])) as agent:
+        with pytest.raises(Forbidden):
+            await agent.call_reward({"answer": "42"}, name="score")
+
+
+def test_beyond_loopback_a_token_is_made_and_shown_once() -> None:
+    with sandbox(FIXTURES / "lab", "--host", "0.0.0.0") as running:
+        owner = running.log.partition("owner token (shown once): ")[2].split()
+        while not owner:
+            owner = running.log.partition("owner token (shown once): ")[2].split()
+        assert send(running.port, "GET", "/tools").status == 401
+        assert send(running.port, "GET", "/tools", headers=_bearer(owner[0])).status == 200
+    with sandbox(FIXTURES / "lab", "--host", "0.0.0.0", "--open-access") as running:
+        assert send(running.port, "GET", "/tools").status == 200
+
+
+# Limits
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
+    with sandbox(FIXTURES / "lab", variables={"AENV_MAX_BODY": "1000"}) as running:
+        reply = send(running.port, "POST", "/tools/length", {"text": "x" * 2000})
+        assert (reply.status, reply.json["code"]) == (413, "too_large")
+        with socket.create_connection(("127.0.0.1", running.port), timeout=20) as sock:
+            head = b"POST /tools/length HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            sock.sendall(head + b"800\r\n" + b"x" * 2048 + b"\r\n")
+            assert b"413" in sock.recv(1000)
+        assert send(running.port, "POST", "/tools/length", {"text": "x" * 100}).json["data"] == 100
+
+
+def test_not_http_and_half_requests_harm_nobody(lab: Sandbox) -> None:
+    half = [socket.create_connection(("127.0.0.1", lab.port)) for _ in range(20)]
+    for sock in half:
+        sock.sendall(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+    with socket.create_connection(("127.0.0.1", lab.port), timeout=20) as odd:
+        odd.sendall(b"\x16\x03\x01 nonsense\r\n\r\n")
+        assert b"400" in odd.recv(1000)
+    assert Session(lab.port).request("ping").json["result"] == {}
+    for sock in half:
+        sock.close()
+    assert modern(lab.port, "tools/list").status == 200
+
+
+def test_a_slow_reader_delays_nobody(lab: Sandbox) -> None:
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", lab.port))
+        body = b'{"size": 20000000}'
+        slow.sendall(b"POST /tools/big HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        assert slow.recv(100).startswith(b"HTTP/1.1 200")
+        for n in range(20):
+            assert send(lab.port, "POST", "/tools/add", {"a": n}).json["data"] == n + 2
+        received = 100
+        while received < 20_000_000:
+            received += len(slow.recv(1_000_000))
