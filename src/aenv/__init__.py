@@ -3,9 +3,10 @@
 Every public name is here, and each loads on first use: ``import aenv`` costs next to nothing.
 """
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing itself would be half of the cost of importing this package
 if TYPE_CHECKING:
+    from typing import Any
+
     from aenv.client.environment import (
         Environment as Environment,
     )
@@ -153,7 +154,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = ["__version__", *_MODULE_OF]  # noqa: PLE0604 - names, all of them strings
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'aenv' has no attribute {name!r}")

@@ -103,7 +103,7 @@ async def request(
     attempt = 0
     while True:
         try:
-            response = await _pool().exchange(where, head, body)
+            response = await _pool().exchange(where, head, body, repeatable)
             if response.status not in BUSY or attempt >= retries:
                 return response
             pause = _retry_after(response)
@@ -136,7 +136,7 @@ class _Pool:
         self._idle: dict[Target, deque[_Connection]] = {}
         self._kept = 0
 
-    async def exchange(self, where: Target, head: bytes, body: bytes) -> Response:
+    async def exchange(self, where: Target, head: bytes, body: bytes, repeatable: bool) -> Response:
         while True:
             connection = self._take(where)
             reused = connection is not None
@@ -145,7 +145,7 @@ class _Pool:
             try:
                 response = await connection.exchange(head, body)
             except _NeverAnswered as exc:
-                if reused:  # it was closed while it lay idle: the other side has not read the request
+                if reused and repeatable:  # most likely closed while it lay idle
                     continue
                 raise NetworkError(f"{where.shown} closed the connection without an answer") from exc
             if connection.reusable:
@@ -244,6 +244,7 @@ class _Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._size = 0
         self._heard = False
+        self._headed = False
         self._sent = False
 
     async def exchange(self, head: bytes, body: bytes) -> Response:
@@ -288,12 +289,12 @@ class _Connection(asyncio.Protocol):
             return
         if not self._heard:
             self._answer.set_exception(_NeverAnswered())
-        elif exc is None and not self._parser_needs_more():
+        elif exc is None and self._headed and not self._has_length():
             self._finish()
         else:
             self._answer.set_exception(NetworkError("the connection was cut in the middle of an answer"))
 
-    def _parser_needs_more(self) -> bool:
+    def _has_length(self) -> bool:
         return b"content-length" in self._headers or b"transfer-encoding" in self._headers
 
     def pause_writing(self) -> None:
@@ -323,6 +324,9 @@ class _Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.lower()] = value
 
+    def on_headers_complete(self) -> None:
+        self._headed = True
+
     def on_body(self, part: bytes) -> None:
         self._size += len(part)
         if self._size > MOST_BODY:
@@ -333,7 +337,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() < 200:  # 100 Continue and the like
-            self._headers = {}
+            self._headers, self._headed = {}, False
             return
         self.reusable = self._sent and self._parser.should_keep_alive()
         self._finish()

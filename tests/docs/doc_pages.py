@@ -201,5 +201,5 @@ def environment(monkeypatch: Any, home: Path) -> None:
     """A user without settings."""
     monkeypatch.setenv("AENV_HOME", str(home))
     for name in list(os.environ):
-        if name.startswith("AENV_") and name != "AENV_HOME" or name == "DUMMY_INSTANCE_IP":
+        if (name.startswith("AENV_") and name != "AENV_HOME") or name == "DUMMY_INSTANCE_IP":
             monkeypatch.delenv(name)

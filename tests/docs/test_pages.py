@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from doc_pages import PAGES, ROOT, Reader, blocks, environment
 
 from aenv.cli import COMMANDS
+from tests.docs.doc_pages import PAGES, ROOT, Reader, blocks, environment
 
 MARKDOWN = [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md", ROOT / "examples/01-hello/README.md"]
 _LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")

@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from doc_pages import ROOT
 
 import aenv
 from aenv import Environment, SyncEnvironment, config
 from aenv.project import fields
+from tests.docs.doc_pages import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
 _ROW = re.compile(r"^\| `([^`]+)` \|([^|]+)\|([^|]+)\|(.+)\|$", re.MULTILINE)

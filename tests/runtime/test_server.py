@@ -36,7 +36,10 @@ TOOL = "from aenv import register_tool\n\n@register_tool\ndef {name}() -> str:\n
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"a": "import nothing_of_that_name"}, ["a failed to import", "line 1", "No module named 'nothing_of_that_name'"]),
+        (
+            {"a": "import nothing_of_that_name"},
+            ["a failed to import", "line 1", "No module named 'nothing_of_that_name'"],
+        ),
         ({"a": "1/0"}, ["ZeroDivisionError", "line 1"]),
         ({"a": "def x(:"}, ["SyntaxError", "a.py"]),
         ({"a": "import sys; sys.exit(4)"}, ["SystemExit: 4"]),

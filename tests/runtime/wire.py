@@ -84,7 +84,9 @@ class Session:
         return send(self.port, "POST", "/mcp", _message(method, params, id), self.headers)
 
     def notify(self, method: str, params: dict[str, Any] | None = None) -> Reply:
-        return send(self.port, "POST", "/mcp", {"jsonrpc": "2.0", "method": method, "params": params or {}}, self.headers)
+        return send(
+            self.port, "POST", "/mcp", {"jsonrpc": "2.0", "method": method, "params": params or {}}, self.headers
+        )
 
     def raw(self, method: str, params: dict[str, Any] | None = None, id: Any = 1) -> socket.socket:
         """Send a request and leave the answer in the socket."""

@@ -136,7 +136,6 @@ def run(
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     # A terminal that is closed ends the sandbox in good order, and the inspector with it.
     signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
-    config.default_environment(found.environment_variables)
     inspector = Inspector()
 
     def ready(served: Served) -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
-import socket
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
-from aenv import config, http, project
-from aenv.errors import AEnvError, InvalidConfig, NotFound, StartFailed
+from aenv import config, project
+from aenv.errors import InvalidConfig, NotFound, StartFailed
 from aenv.models import Sandbox, SandboxSpec
 
 STOP = 2.0
 """Seconds between TERM and KILL."""
+_LONGEST_LINE = 1024 * 1024
+_READY = re.compile(r"serving \d+ tools at (\S+)/mcp")
 
 
 def embedded(spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
@@ -33,7 +36,7 @@ def embedded(spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
             f"no environment {str(spec.env)!r} is known here; this directory holds {found.name}@{found.version}",
             hint="run this in the project's directory, or start it with 'aenv run' and set DUMMY_INSTANCE_IP",
         )
-    variables = {**found.environment_variables, **spec.environment_variables}
+    variables = dict(spec.environment_variables)
     if spec.seed is not None:
         variables["AENV_SEED"] = str(spec.seed)
     if spec.datasource:
@@ -58,71 +61,70 @@ async def run_project(
     startup_timeout: float = 60.0,
 ) -> AsyncIterator[str]:
     """Run a project in a process of its own; its URL, once it is ready. When it fails, what it logged is the error."""
-    port = _free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "aenv.runtime", str(path), "--port", str(port), "--", *arguments]
     process = await asyncio.create_subprocess_exec(
-        *command,
+        *(sys.executable, "-m", "aenv.runtime", str(path), "--port", "0", "--until-eof", "--", *arguments),
         env=config.child_environment(environment_variables or {}),
-        stdin=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
+        stdin=asyncio.subprocess.PIPE,  # closes when this process ends, however it ends, and with it the sandbox
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
         start_new_session=True,
     )
-    assert process.stderr is not None
-    lines: list[str] = []
-    reader = asyncio.create_task(_collect(process.stderr, lines))
+    log = _Log(process)
     try:
-        await _until_ready(process, url, startup_timeout, lines, reader)
+        url = await log.ready(startup_timeout)
         yield url
     finally:
-        await asyncio.shield(_stop(process, reader))
+        await asyncio.shield(_stop(process, log))
 
 
-async def _collect(stream: asyncio.StreamReader, lines: list[str]) -> None:
-    while line := await stream.readline():
-        lines.append(line.decode(errors="replace"))
-        del lines[:-200]
+class _Log:
+    """What a sandbox's process prints: the line that says it is ready, and the last lines for when it is not."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._lines: deque[str] = deque(maxlen=200)
+        self._url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        rest = b""
+        while chunk := await self._process.stdout.read(65536):
+            *whole, rest = (rest + chunk)[-_LONGEST_LINE:].split(b"\n")
+            for line in whole:
+                self._lines.append(line.decode(errors="replace"))
+                if not self._url.done() and (found := _READY.search(self._lines[-1])):
+                    self._url.set_result(found[1])
+        self._lines.append(rest.decode(errors="replace"))
+        if not self._url.done():
+            self._url.cancel()
+
+    async def ready(self, patience: float) -> str:
+        await asyncio.wait((self._url, self._reading), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        if self._url.done() and not self._url.cancelled():
+            return self._url.result()
+        if not self._reading.done():
+            raise StartFailed(f"the project is not ready after {patience:g} s\n{self._text}")
+        raise StartFailed(f"the project ended with exit code {await self._process.wait()}\n{self._text}")
+
+    @property
+    def _text(self) -> str:
+        return "\n".join(self._lines).rstrip()
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        await asyncio.wait((self._reading,))
 
 
-async def _until_ready(
-    process: asyncio.subprocess.Process,
-    url: str,
-    patience: float,
-    lines: list[str],
-    reader: asyncio.Task[None],
-) -> None:
-    try:
-        async with asyncio.timeout(patience):
-            while process.returncode is None:
-                try:
-                    if (await http.request("GET", url, "/health", retries=0)).status == 200:
-                        return
-                except AEnvError:
-                    pass
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise StartFailed(f"the project is not ready after {patience:g} s\n{''.join(lines)}") from None
-    await reader
-    raise StartFailed(f"the project ended with exit code {process.returncode}\n{''.join(lines)}".rstrip())
-
-
-async def _stop(process: asyncio.subprocess.Process, reader: asyncio.Task[None]) -> None:
+async def _stop(process: asyncio.subprocess.Process, log: _Log) -> None:
     for number, patience in ((signal.SIGTERM, STOP), (signal.SIGKILL, None)):
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
         try:
             await asyncio.wait_for(process.wait(), patience)
             break
         except TimeoutError:
             continue
-    await process.wait()
-    reader.cancel()
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    with suppress(ProcessLookupError):  # what its tools left running
+        os.killpg(process.pid, signal.SIGKILL)
+    await log.close()

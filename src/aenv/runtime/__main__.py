@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (0.0.0.0 in a container)")
     parser.add_argument("--port", default=8081, type=int, help="port to listen on; 0 for any free one")
     parser.add_argument("--open-access", action="store_true", help="ask for no token, also beyond loopback")
+    parser.add_argument("--until-eof", action="store_true", help="end when standard input does")
     parser.epilog = "Arguments after -- reach the author's code as sys.argv[1:]."
     options = parser.parse_args(given)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
@@ -29,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
             port=options.port,
             arguments=arguments,
             open_access=options.open_access,
+            lifeline=_lifeline() if options.until_eof else None,
             on_ready=_ready,
         )
     except AEnvError as exc:
@@ -37,6 +40,15 @@ def main(argv: list[str] | None = None) -> int:
             sys.stderr.write(f"hint: {exc.hint}\n")
         return 1
     return 0
+
+
+def _lifeline() -> int:
+    """Standard input, moved out of the way of the author's code."""
+    lifeline = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return lifeline
 
 
 def _ready(served: Served) -> None:

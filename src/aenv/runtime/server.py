@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -49,15 +50,17 @@ def run(
     arguments: Sequence[str] = (),
     reload: bool = False,
     open_access: bool = False,
+    lifeline: int | None = None,
     on_ready: Callable[[Served], None] | None = None,
 ) -> None:
     """Serve the project at ``path`` until SIGTERM or SIGINT.
 
     On loopback no token is asked for. Elsewhere one is: the engine's, or one made here and handed to ``on_ready``;
-    ``open_access`` turns that off.
+    ``open_access`` turns that off. The end of what the descriptor ``lifeline`` reads ends the server, too.
     """
     found = project.read(path, config_required=False)
     sock = _bind(host, port)
+    config.default_environment(found.environment_variables)
     sys.argv = [sys.argv[0], *arguments]
     instance = Instance(
         instance_id=config.get("instance_id"),
@@ -85,7 +88,7 @@ def run(
             on_ready(Served(url, list(loaded.tools), list(loaded.rewards), list(loaded.functions), made))
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(server.serve(ready, reload=reload))
+        runner.run(server.serve(ready, reload=reload, lifeline=lifeline))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -140,12 +143,14 @@ class Server:
         self._socket = sock
         self._grace = config.get("grace")
 
-    async def serve(self, ready: Callable[[], None], *, reload: bool = False) -> None:
+    async def serve(self, ready: Callable[[], None], *, reload: bool = False, lifeline: int | None = None) -> None:
         """Serve until a signal; then calls in flight get the grace time, and the author's teardown runs."""
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+        if lifeline is not None:
+            loop.add_reader(lifeline, lambda: os.read(lifeline, 4096) or stop.set())
         wrapped = None
         if self._service.loaded.server is not None:
             from aenv.runtime.wrapped import Wrapped

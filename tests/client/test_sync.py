@@ -1,0 +1,45 @@
+"""The blocking face: the same surface, also where a loop is running."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+
+import pytest
+
+from aenv import CallTimeout, Environment, SyncEnvironment, attach
+from tests.support import Sandbox
+
+
+def test_every_method_is_there_with_the_same_parameters() -> None:
+    for name, method in inspect.getmembers(Environment, inspect.iscoroutinefunction):
+        if name.startswith("_"):
+            continue
+        blocking = getattr(SyncEnvironment, name)
+        assert not inspect.iscoroutinefunction(blocking)
+        assert inspect.signature(blocking) == inspect.signature(method)
+        assert blocking.__doc__ == method.__doc__
+
+
+def test_an_episode(lab: Sandbox) -> None:
+    with Environment.sync("lab", provision=attach(lab.url)) as env:
+        assert len(env.list_tools()) > 5
+        assert env.call_tool("add", {"a": 1}).text == "3"
+        assert env.call_reward({"answer": "42"}, name="score") == 1.0
+        with pytest.raises(CallTimeout):
+            env.call_tool("sleep", {"seconds": 60}, timeout=0.1)
+        assert env.call_tool("echo", {"text": "still here"}).text == "still here"
+
+
+async def test_inside_a_running_loop(lab: Sandbox) -> None:
+    assert asyncio.get_running_loop().is_running()
+    with Environment.sync("lab", provision=attach(lab.url)) as env:
+        assert env.call_tool("add", {"a": 1}).text == "3"
+
+
+def test_from_several_threads(lab: Sandbox) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with Environment.sync("lab", provision=attach(lab.url)) as env, ThreadPoolExecutor(8) as pool:
+        results = pool.map(lambda n: env.call_tool("add", {"a": n}).text, range(50))
+        assert list(results) == [str(n + 2) for n in range(50)]

@@ -1,0 +1,4 @@
+# ruff: noqa
+# fmt: off
+import aenv
+print(aenv.__version__)

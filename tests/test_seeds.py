@@ -1,0 +1,199 @@
+"""The programs of the SDK guide that existing users follow, run as they stand.
+
+They are in ``tests/seeds``: what an author writes in ``mini-terminal/src``, which one sandbox serves, and what a user
+writes in ``programs``. They differ from the guide in this, and in nothing else:
+
+- The guide's text had lost its indentation; it is restored everywhere.
+- ``parameters.py``: the guide does not import ``BaseModel``; the import is added. Its line ``mcp = FastMCP("Example")``
+  is left out: it names what is not imported, nothing uses it, and a server object in a project would serve ``/mcp``.
+  So are the ticks in its comments.
+- ``terminal.py`` stands in for the mini-terminal environment, which the guide uses and does not show. It answers as
+  the guide prints. Its ``python`` tool is what the guide's "safe-env" calls.
+- ``advanced_configuration.py``: the guide does not import ``Environment`` here; ``made`` keeps what each snippet made.
+- The interactive loop reads ``input()``; the test gives it three lines.
+- Every program attaches to the one sandbox through ``DUMMY_INSTANCE_IP``, whose name is then not compared. So
+  "my-python-env" and "safe-env" are the same project. ``AENV_SYSTEM_URL`` needs a platform, and is not run.
+- "Data Transformation Logic" is pseudo-code (``Boolean``, ``Result``, ``mcp_call_results`` and a ``return`` outside a
+  function); what it promises of a result is asserted instead.
+- "Calling Example" passes ``{"input": input}`` where the tool, in the same guide, takes ``command``; it is called with
+  ``command``. Its printed result has no ``structured``, which ours adds; content and ``is_error`` are compared.
+- "Tool details example" shows a title for ``timeout``; ours leaves out titles that repeat a name.
+- The lines ``await env.call_reward(...)`` and ``await env.check_health()`` stand alone there; here they are in tests.
+"""
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aenv import Environment, Unsupported, __version__, project
+from tests.support import serve
+
+SEEDS = Path(__file__).parent / "seeds"
+PROGRAMS = SEEDS / "programs"
+
+
+@pytest.fixture(scope="module")
+def url():
+    with serve(SEEDS / "mini-terminal") as found:
+        yield found
+
+
+@pytest.fixture
+def attached(url, monkeypatch):
+    monkeypatch.setenv("DUMMY_INSTANCE_IP", url)
+    for name in ("AENV_SYSTEM_URL", "AENV_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+async def env(attached):
+    async with Environment("mini-terminal@1.0.1") as env:
+        yield env
+
+
+def run(program, stdin=""):
+    done = subprocess.run(
+        [sys.executable, PROGRAMS / program],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_verify_installation():
+    assert run("version.py") == f"{__version__}\n"
+
+
+def test_the_interactive_terminal(attached):
+    out = run("mini_terminal.py", "echo helloworld\nexit 3\nexit\n")
+    assert out.startswith("Successfully obtained tool list: [{'name': 'mini-terminal@1.0.1/")
+    assert "'name': 'mini-terminal@1.0.1/execute_command', 'description': None" in out
+    assert r"""'text': '{"output":["helloworld\\n",true],"returncode":0}'""" in out
+    assert '"returncode":3' in out
+    assert out.endswith("Exiting interactive mode\nEnvironment successfully released\n")
+
+
+def test_basic_usage(attached):
+    assert run("basic_usage.py") == "Available tools: 5\n"
+
+
+def test_recommended_usage(attached):
+    assert run("recommended_usage.py") == "[{'type': 'text', 'text': 'Hello from AEnvironment!\\n'}]\n"
+
+
+def test_advanced_configuration(monkeypatch):
+    for name in ("DUMMY_INSTANCE_IP", "AENV_SYSTEM_URL"):
+        monkeypatch.delenv(name, raising=False)
+    full, dataset, variables, arguments, *lives = runpy.run_path(str(PROGRAMS / "advanced_configuration.py"))["made"]
+    assert full.env_name == "data-analysis-env"
+    assert full.spec.datasource == "/data/workspace"
+    assert full.spec.ttl == 2 * 3600
+    assert full.spec.environment_variables["MODEL_PATH"] == "/models/bert"
+    assert full.spec.arguments == ["--verbose", "--gpu"]
+    assert (full.timeout, full.max_retries) == (60.0, 5)
+    assert dataset.spec.datasource == "/path/to/dataset"
+    assert variables.spec.environment_variables["LOG_LEVEL"] == "info"
+    assert arguments.spec.arguments == ["--config", "/app/config.yaml", "--verbose"]
+    assert [env.spec.ttl for env in lives] == [1800, 7200, 86400]
+
+
+async def test_a_platform_is_asked_for_only_when_it_is_needed(monkeypatch):
+    monkeypatch.delenv("DUMMY_INSTANCE_IP", raising=False)
+    env = Environment("data-analysis-env", aenv_url="http://localhost:8080")
+    with pytest.raises(Unsupported, match="http://localhost:8080"):
+        await env.initialize()
+
+
+async def test_the_calling_example(env, caplog):
+    with caplog.at_level("INFO", "aenv.environment"):
+        result = await env.call_tool("env_name@1.0.1/execute_command", {"command": "echo helloworld", "timeout": 5})
+    assert result.content == [{"type": "text", "text": '{"output":["helloworld\\n",true],"returncode":0}'}]
+    assert result.is_error is False
+    assert "Executing tool: execute_command in environment mini-terminal@1.0.1" in caplog.text
+    assert "[ENV:" in caplog.text
+    assert "helloworld" not in caplog.text
+
+
+async def test_what_the_transformation_promises(env):
+    """``content`` is a list of dicts, each with its type; ``is_error`` is a boolean."""
+    failed = await env.call_tool("execute_command", {"input": "echo"})
+    assert failed.is_error is True
+    assert [block["type"] for block in failed.content] == ["text"]
+    assert "command" in failed.text
+
+
+async def test_tool_discovery(env):
+    tools = {tool["name"]: tool for tool in await env.list_tools()}
+    assert list(tools) == [
+        "mini-terminal@1.0.1/my_custom_echo_env",
+        "mini-terminal@1.0.1/simple_types",
+        "mini-terminal@1.0.1/search_users",
+        "mini-terminal@1.0.1/execute_command",
+        "mini-terminal@1.0.1/python",
+    ]
+    found = tools["mini-terminal@1.0.1/execute_command"]
+    assert set(found) == {"name", "description", "inputSchema"}
+    assert found["description"] is None
+    schema = found["inputSchema"]
+    assert schema["type"] == "object"
+    assert schema["required"] == ["command"]
+    assert schema["properties"] == {"command": {"type": "string"}, "timeout": {"default": 60}}
+
+
+async def test_the_registered_tools(env):
+    assert (await env.call_tool("my_custom_echo_env", {"content": "hi"})).structured == {"result": "hi"}
+    types = {"name": "a", "count": 1, "price": 0.5, "enabled": True, "tags": ["x"]}
+    assert (await env.call_tool("simple_types", types)).text == "OK"
+    assert (await env.call_tool("search_users", {"params": {"query": "bob"}})).text == "Searching: bob"
+    wrong = await env.call_tool("simple_types", {**types, "count": "many"})
+    assert wrong.is_error
+    assert "count" in wrong.text
+
+
+async def test_descriptions_come_from_the_docstring(env):
+    echo = next(tool for tool in await env.list_tools() if tool["name"].endswith("my_custom_echo_env"))
+    assert echo["description"].startswith("Custom environment tool description.")
+    assert "Args" not in echo["description"]
+    assert echo["inputSchema"]["properties"]["content"]["description"] == "Any content to echo"
+
+
+async def test_the_reward(env):
+    reward = await env.call_reward({"code": "def hello(): return 'world'", "test_results": {"passed": 5, "failed": 0}})
+    assert reward == {"score": 0.8, "feedback": "Tests passed; Code concise", "details": {"passed": 5, "failed": 0}}
+
+
+async def test_the_function(env):
+    assert await env.call_function("custom_endpoint", {"data": {"a": 1}}) == {"status": "success", "data": {"a": 1}}
+
+
+async def test_the_health_check(env):
+    health = await env.check_health()
+    assert health["status"] == "healthy"
+    assert health["uptime"] == "Running normally"
+    assert {"cpu_percent", "memory_percent", "disk_usage"} <= set(health)
+
+
+def test_the_ttl_of_the_project():
+    assert project.read(SEEDS / "mini-terminal").ttl == 2 * 3600
+    assert json.loads((SEEDS / "mini-terminal" / "config.json").read_text())["deployConfig"] == {"ttl": "2h"}
+
+
+@pytest.mark.parametrize("name", ["echo", "parameters", "reward", "function", "health"])
+def test_an_authors_module_imports_without_a_server(name):
+    module = runpy.run_path(str(SEEDS / "mini-terminal" / "src" / f"{name}.py"))
+    called = {
+        "echo": lambda: module["my_custom_echo_env"]("x") == {"result": "x"},
+        "parameters": lambda: module["search_users"](module["UserQuery"](query="x")) == "Searching: x",
+        "reward": lambda: module["evaluate_code_quality"]("", {})["score"] == 0.3,
+        "function": lambda: module["custom_endpoint"]({})["status"] == "success",
+        "health": lambda: module["system_health_check"]()["status"] == "healthy",
+    }
+    assert called[name]()
