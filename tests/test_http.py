@@ -152,7 +152,7 @@ async def test_a_connection_closed_while_idle_costs_nothing() -> None:
 
     async with server(script) as url:
         for number in range(1, 4):
-            assert (await http.request("POST", url, "/", retries=0)).body == b"%d" % number
+            assert (await http.request("POST", url, "/", retries=0, repeatable=True)).body == b"%d" % number
 
 
 async def test_a_cancelled_request_leaves_no_answer_for_the_next() -> None:

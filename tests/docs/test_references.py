@@ -71,6 +71,22 @@ def test_every_error_is_explained():
         assert name in page
 
 
+def test_every_module_is_in_the_tree_of_the_architecture():
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    tree = text.split("```text\n", 1)[1].split("```", 1)[0]
+    shown, parents = set(), {}
+    for line in tree.splitlines()[1:]:
+        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0]
+        if depth == 0:
+            break
+        parents[depth] = name
+        shown.add("".join(parents[level] for level in range(1, depth + 1)))
+    source = ROOT / "src" / "aenv"
+    found = {str(path.relative_to(source)) for path in source.rglob("*.py") if "templates" not in path.parts}
+    assert {path for path in shown if path.endswith(".py")} <= found
+    assert {path for path in found if not path.endswith("/__init__.py")} <= shown
+
+
 def test_every_route_is_in_the_table():
     from aenv.runtime.app import EXACT, PREFIX
 

@@ -150,7 +150,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         if lifeline is not None:
-            loop.add_reader(lifeline, lambda: os.read(lifeline, 4096) or stop.set())
+            loop.add_reader(lifeline, _until_end, lifeline, stop)
         wrapped = None
         if self._service.loaded.server is not None:
             from aenv.runtime.wrapped import Wrapped
@@ -206,6 +206,11 @@ class Server:
             self._service.loaded = loaded
             app.mcp.refresh()
             log.warning("reloaded: %d tools", len(loaded.tools))
+
+
+def _until_end(lifeline: int, stop: asyncio.Event) -> None:
+    if not os.read(lifeline, 4096):
+        stop.set()
 
 
 def _protocols(app: App, state: ServerState) -> Callable[[], asyncio.Protocol]:

@@ -1,0 +1,62 @@
+# Everything a newcomer needs: `make demo` and `make test`. Both set up a virtual environment in .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NAME ?= 01-hello
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint bench bench-check docs serve soak clean
+
+help:  ## what there is to make
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
+
+$(VENV)/pip.stamp:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12"; exit 1; }
+	@echo "making a virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/package.stamp: pyproject.toml $(VENV)/pip.stamp
+	@echo "installing the package"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml $(VENV)/package.stamp
+	@echo "installing the tools for development"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+install: $(VENV)/dev.stamp  ## the package and the tools for development, in .venv
+
+demo: $(VENV)/package.stamp  ## one episode of examples/01-hello, from tools to reward
+	@cd examples/$(NAME) && $(abspath $(BIN))/python episode.py
+
+test: $(VENV)/dev.stamp  ## all tests that this machine can run
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup tests
+
+lint: $(VENV)/dev.stamp  ## ruff, mypy, import-linter, and the generated references
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python scripts/cli_reference.py --check
+	@$(BIN)/python scripts/reference.py --check
+
+bench: $(VENV)/dev.stamp  ## measure everything against its peers
+	@$(BIN)/python -m benchmarks
+
+bench-check: $(VENV)/dev.stamp  ## measure again, and fail where a ratio got worse
+	@$(BIN)/python -m benchmarks --check
+
+docs: $(VENV)/dev.stamp  ## write the generated parts of docs/reference
+	@$(BIN)/python scripts/cli_reference.py
+	@$(BIN)/python scripts/reference.py
+
+serve: $(VENV)/package.stamp  ## serve the example on port 8081
+	@$(BIN)/aenv run --work-dir examples/$(NAME) --quiet
+
+soak: $(VENV)/dev.stamp  ## an hour of calls, cuts and cancellations against one sandbox
+	@$(BIN)/python -m benchmarks.soak
+
+clean:  ## forget the virtual environment and the caches
+	@rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache
