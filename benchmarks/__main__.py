@@ -26,9 +26,10 @@ FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="measure less, and fail on what got worse")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--check", action="store_true", help="measure less, and fail on what got worse")
+    mode.add_argument("--update", action="store_true", help="take the ratios as the recorded ones")
     parser.add_argument("--only", action="append", choices=FIGURES, metavar="NAME", help=", ".join(FIGURES))
-    parser.add_argument("--update", action="store_true", help="take the ratios as the recorded ones")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the children end with us
 
@@ -39,12 +40,18 @@ def main() -> int:
     print(report.table(lines, known))
     report.write(lines)
     if options.update:
-        report.record(lines)
+        report.record(lines, whole=not options.only)
+    return _verdict(lines, known, whole=not options.only) if options.check else 0
+
+
+def _verdict(lines: list[Line], known: dict[str, float], *, whole: bool) -> int:
     worse = [line for line in lines if report.problem(line, known)]
-    if not options.check or not worse:
-        return 0
-    print(f"\nworse than it may be:\n{report.table(worse, known)}")
-    return 1
+    if worse:
+        print(f"\nworse than it may be:\n{report.table(worse, known)}")
+    gone = report.unmeasured(lines, known) if whole else []
+    if gone:
+        print(f"\nrecorded, but not measured: {', '.join(gone)}\nhint: python -m benchmarks --update")
+    return 1 if worse or gone else 0
 
 
 def _measured(name: str, effort: Effort, known: dict[str, float], *, again: bool) -> list[Line]:

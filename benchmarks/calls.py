@@ -16,29 +16,33 @@ def server_cpu(effort: Effort) -> list[Line]:
     with (
         server(ours("few")) as mine,
         server(fastmcp(venvs.python("fastmcp"))) as other,
+        server(fastmcp(venvs.python("fastmcp-uvloop"))) as tuned,
         worker("raw", mine) as to_mine,
         worker("raw", other) as to_other,
+        worker("raw", tuned) as to_tuned,
     ):
-        lines = []
-        for tool, kind, limit in (("add", "sync", 1 / 8), ("add_async", "async", 1 / 8)):
-            warm_up(to_mine, to_other, call=tool)
-            our_rounds, other_rounds = interleave(
-                effort.rounds(13),
-                lambda tool=tool: to_mine.round(tool, OURS_CALLS, CALLERS),
-                lambda tool=tool: to_other.round(tool, PEER_CALLS, CALLERS),
-            )
-            lines.append(
-                line(
-                    f"{kind} tool, server CPU a call",
-                    "µs",
-                    [x.server_cpu for x in our_rounds],
-                    "FastMCP",
-                    [x.server_cpu for x in other_rounds],
-                    limit=limit if kind == "sync" else None,
-                    scale=1e6,
-                )
-            )
-        return lines
+
+        def cost(client: Worker, tool: str, calls: int) -> float:
+            return client.round(tool, calls, CALLERS).server_cpu
+
+        warm_up(to_mine, to_other, to_tuned)
+        sync, other_sync, tuned_sync = interleave(
+            effort.rounds(13),
+            lambda: cost(to_mine, "add", OURS_CALLS),
+            lambda: cost(to_other, "add", PEER_CALLS),
+            lambda: cost(to_tuned, "add", PEER_CALLS),
+        )
+        asynchronous, other_asynchronous = interleave(
+            effort.rounds(13),
+            lambda: cost(to_mine, "add_async", OURS_CALLS),
+            lambda: cost(to_other, "add_async", PEER_CALLS),
+        )
+    name = "sync tool, server CPU a call"
+    return [
+        line(name, "µs", sync, "FastMCP", other_sync, limit=1 / 8, scale=1e6),
+        line(f"{name} (uvloop)", "µs", sync, "FastMCP, uvloop", tuned_sync, scale=1e6),
+        line("async tool, server CPU a call", "µs", asynchronous, "FastMCP", other_asynchronous, scale=1e6),
+    ]
 
 
 def many_tools(effort: Effort) -> list[Line]:

@@ -101,7 +101,8 @@ def running(
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None:
-        process.stdin.close()
+        with suppress(BrokenPipeError):
+            process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             process.wait(STOP)
     if process.poll() is None:

@@ -27,9 +27,10 @@ def recorded() -> dict[str, float]:
     return found
 
 
-def record(lines: Sequence[Line]) -> None:
-    """Take these ratios as the ones to be held against; those of figures that were not measured stay."""
-    found = {**recorded(), **{line.name: round(line.ratio, 4) for line in lines if line.ratio is not None}}
+def record(lines: Sequence[Line], *, whole: bool) -> None:
+    """Take these ratios as the ones to be held against. Unless this is the whole, those of other figures stay."""
+    kept = {} if whole else recorded()
+    found = {**kept, **{line.name: round(line.ratio, 4) for line in lines if line.ratio is not None}}
     RATIOS.write_text(json.dumps(found, indent=2) + "\n")
 
 
@@ -48,9 +49,16 @@ def problem(line: Line, known: Mapping[str, float]) -> str:
     if line.limit is not None and line.ratio > line.limit:
         return "over its limit"
     before = known.get(line.name)
-    if before is not None and line.ratio > before * SLACK:
+    if before is None:
+        return "not recorded" if known else ""
+    if line.ratio > before * SLACK:
         return f"{line.ratio / before:.1f}x of what is recorded"
     return ""
+
+
+def unmeasured(lines: Sequence[Line], known: Mapping[str, float]) -> list[str]:
+    """Recorded names that no figure has any more."""
+    return sorted(set(known) - {line.name for line in lines})
 
 
 def table(lines: Sequence[Line], known: Mapping[str, float]) -> str:
@@ -68,7 +76,7 @@ def table(lines: Sequence[Line], known: Mapping[str, float]) -> str:
                 _number(line.other, line.unit),
                 line.against,
                 f"{line.ratio:.3f}",
-                f"{1 / line.ratio:.1f}x",
+                f"{1 / line.ratio:.1f}x" if line.ratio < 1 else "",
                 "" if line.limit is None else f"{line.limit:.3f}",
                 "" if before is None else f"{before:.3f}",
                 problem(line, known) or ("ok" if line.limit is not None else ""),

@@ -157,7 +157,7 @@ def _settle(future: asyncio.Future[None]) -> None:
 class Answers:
     """Recent answers by call id, bounded in number and in bytes; those of calls in flight are never dropped."""
 
-    def __init__(self, most: int = 4096, most_bytes: int = 64 * 1024 * 1024) -> None:
+    def __init__(self, most: int = 2048, most_bytes: int = 64 * 1024 * 1024) -> None:
         self._most = most
         self._most_bytes = most_bytes
         self._kept: OrderedDict[str, tuple[int, Answer]] = OrderedDict()
@@ -189,6 +189,7 @@ class Answers:
         return True
 
     def _finished(self, answer: Answer) -> None:
+        answer.task = None
         self._bytes += answer.size
         for _ in range(len(self._kept)):
             if self._bytes <= self._most_bytes and len(self._kept) <= self._most:
@@ -200,5 +201,5 @@ class Answers:
             del self._kept[call_id]
             self._bytes -= oldest.size
             self._dropped[call_id] = None
-            if len(self._dropped) > 16 * self._most:
+            if len(self._dropped) > 8 * self._most:
                 self._dropped.popitem(last=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -19,15 +19,13 @@ from aenv.runtime.access import Guard
 from aenv.runtime.answers import EVENTS, Answer, Answers, Request, Response
 from aenv.runtime.functions import Function
 from aenv.runtime.mcp import LEGACY, MODERN, Endpoint, Reply, is_modern
+from aenv.runtime.protocol import Receive, Send
 from aenv.runtime.service import Service, Unhealthy, log, lookup
 from aenv.runtime.tokens import Access
 
 if TYPE_CHECKING:
     from aenv.runtime.wrapped import Wrapped
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 Handler = Callable[["App", Request, str], Reply]
 
 QUICK = 0.05

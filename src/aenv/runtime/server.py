@@ -10,11 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
+from typing import NamedTuple
 
 from aenv import config, project
 from aenv.errors import AEnvError, Conflict, Invalid
@@ -23,11 +19,10 @@ from aenv.runtime import loader, tokens
 from aenv.runtime.access import Guard, is_loopback
 from aenv.runtime.app import App
 from aenv.runtime.context import Instance
+from aenv.runtime.protocol import Connections
 from aenv.runtime.service import Service
 
 log = logging.getLogger("aenv.runtime")
-IDLE_CONNECTION = 90
-"""Seconds after which an unused connection is closed; longer than a client keeps one."""
 RELOAD_EVERY = 0.5
 
 
@@ -159,8 +154,8 @@ class Server:
             await wrapped.start()
         await self._service.setup()
         app = App(self._service, self._guard, max_body=config.get("max_body"), wrapped=wrapped)
-        state = ServerState()
-        listening = await loop.create_server(_protocols(app, state), sock=self._socket, backlog=1024)
+        connections = Connections(app)
+        listening = await loop.create_server(connections, sock=self._socket, backlog=1024)
         watching = asyncio.create_task(self._reload(app)) if reload else None
         try:
             ready()
@@ -169,24 +164,19 @@ class Server:
             if watching is not None:
                 watching.cancel()
             listening.close()
-            await self._drain(app, state)
+            await self._drain(app, connections)
             await self._service.teardown()
             if wrapped is not None:
                 await wrapped.stop()
 
-    async def _drain(self, app: App, state: ServerState) -> None:
+    async def _drain(self, app: App, connections: Connections) -> None:
         app.mcp.close()
-        for connection in list(state.connections):
-            connection.shutdown()
         if app.calls:
             log.info("waiting up to %g s for %d calls in flight", self._grace, len(app.calls))
             await asyncio.wait(set(app.calls), timeout=self._grace)
         for call in list(app.calls):
             call.cancel()
-        if state.tasks:
-            await asyncio.wait(set(state.tasks), timeout=1.0)
-        for connection in list(state.connections):
-            connection.transport.close()
+        await connections.drain(1.0)
 
     async def _reload(self, app: App) -> None:
         """Load the project again whenever a file of it changes. What fails to load leaves the old one serving."""
@@ -211,25 +201,6 @@ class Server:
 def _until_end(lifeline: int, stop: asyncio.Event) -> None:
     if not os.read(lifeline, 4096):
         stop.set()
-
-
-def _protocols(app: App, state: ServerState) -> Callable[[], asyncio.Protocol]:
-    # uvicorn's protocol class without its server, whose ten ticks a second every idle sandbox would pay for.
-    settings = Config(
-        app,
-        http=HttpToolsProtocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=IDLE_CONNECTION,
-    )
-    settings.load()
-    app_state: dict[str, Any] = {}
-    return lambda: HttpToolsProtocol(config=settings, server_state=state, app_state=app_state)
 
 
 def _stamp(found: Project) -> dict[Path, int]:

@@ -1,0 +1,330 @@
+"""One HTTP/1.1 connection in front of an ASGI application.
+
+Written on asyncio and httptools because every call passes here, and every idle sandbox pays for what a server does
+by the clock. A small answer leaves in one write. ``benchmarks/calls.py`` measures it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import unquote
+
+import httptools
+
+from aenv.runtime.service import log
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+IDLE = 90.0
+"""Seconds after which an unused connection is closed; longer than a client keeps one."""
+SLOW_HEAD = 30.0
+"""Seconds a client may take to send the head of a request."""
+MOST_HEAD = 64 * 1024
+MOST_UNREAD = 256 * 1024
+"""Bytes of a body that wait for the application before the client is made to wait."""
+
+_STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
+
+
+class Connections:
+    """The open connections of a server."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.open: set[Connection] = set()
+
+    def __call__(self) -> Connection:
+        return Connection(self)
+
+    async def drain(self, patience: float) -> None:
+        """Close what is idle, let answers under way end, then close the rest."""
+        for connection in list(self.open):
+            connection.finish()
+        if busy := [connection.task for connection in self.open if connection.task is not None]:
+            await asyncio.wait(busy, timeout=patience)
+        for connection in list(self.open):
+            connection.transport.abort()
+
+
+class Connection(asyncio.Protocol):
+    """Reads requests and answers them one after the other."""
+
+    def __init__(self, server: Connections) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self.transport: Any = None
+        self.task: asyncio.Task[None] | None = None
+        self._parser = httptools.HttpRequestParser(self)
+        self._reading: Exchange | None = None
+        """The request that is being received."""
+        self._waiting: deque[Exchange] = deque()
+        """Requests sent before the answer to an earlier one."""
+        self._active: Exchange | None = None
+        self._closing = False
+        self._paused = False
+        self.writable: asyncio.Future[None] | None = None
+        """Set while the client reads more slowly than it is sent to."""
+        self._since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._head = 0
+        self._in_head = False
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self._server.open.add(self)
+        self._since = self._loop.time()
+        self._timer = self._loop.call_later(SLOW_HEAD, self._check_idle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.open.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        self.resume_writing()
+        for exchange in (self._active, self._reading):
+            if exchange is not None:
+                exchange.leave()
+        self._waiting.clear()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._closing = True  # answered as the plain request it also is
+        except httptools.HttpParserError:
+            self.refuse(400, b"not an HTTP request")
+
+    def pause_writing(self) -> None:
+        self.writable = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        if self.writable is not None and not self.writable.done():
+            self.writable.set_result(None)
+        self.writable = None
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        self._url, self._headers, self._head = b"", [], 0
+        self._in_head = True
+        self._since = self._loop.time()
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head += len(name) + len(value)
+        if self._head > MOST_HEAD:
+            self.refuse(431, b"the head of the request is too long")
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self.transport.is_closing():
+            return
+        try:
+            url = httptools.parse_url(self._url)
+        except httptools.HttpParserInvalidURLError:
+            self.refuse(400, b"not a URL")
+            return
+        path = (url.path or b"/").decode("latin-1")
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": self._parser.get_http_version(),
+            "method": self._parser.get_method().decode("ascii"),
+            "scheme": "http",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": url.path or b"/",
+            "query_string": url.query or b"",
+            "root_path": "",
+            "headers": self._headers,
+        }
+        self._reading = Exchange(self, scope, keep_alive=self._parser.should_keep_alive())
+        if self._active is None:
+            self._start(self._reading)
+        else:
+            self._waiting.append(self._reading)
+            self.pause_reading()
+
+    def on_body(self, part: bytes) -> None:
+        if self._reading is not None:
+            self._reading.add(part)
+
+    def on_message_complete(self) -> None:
+        if self._reading is not None:
+            self._reading.complete()
+            self._reading = None
+
+    # Exchanges
+
+    def _start(self, exchange: Exchange) -> None:
+        self._active = exchange
+        self.task = self._loop.create_task(self._run(exchange))
+
+    async def _run(self, exchange: Exchange) -> None:
+        try:
+            await self._server.app(exchange.scope, exchange.receive, exchange.send)
+        except Exception:
+            log.exception("%s %s failed", exchange.scope["method"], exchange.scope["path"])
+            if not exchange.begun:
+                self.refuse(500, b"the runtime failed")
+        finally:
+            self._active = self.task = None
+            self._since = self._loop.time()
+            if not exchange.done or not exchange.keep_alive or self._closing:
+                self.transport.close()
+            elif self._waiting:
+                self._start(self._waiting.popleft())
+            else:
+                self.resume_reading()
+
+    def refuse(self, status: int, reason: bytes) -> None:
+        """Answer what cannot be handled, and close."""
+        if not self.transport.is_closing():
+            head = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(reason)
+            self.transport.write(_STATUS[status] + head + reason)
+            self.transport.close()
+
+    def finish(self) -> None:
+        """Answer what was asked, and take no more."""
+        self._closing = True
+        if self._active is None:
+            self.transport.close()
+
+    def pause_reading(self) -> None:
+        if not self._paused and not self.transport.is_closing():
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._paused and not self.transport.is_closing():
+            self._paused = False
+            self.transport.resume_reading()
+
+    def _check_idle(self) -> None:
+        limit = SLOW_HEAD if self._in_head else IDLE
+        if self._active is None and self._loop.time() - self._since >= limit:
+            self.transport.close()
+        else:
+            self._timer = self._loop.call_later(SLOW_HEAD, self._check_idle)
+
+
+class Exchange:
+    """One request and its answer, as ASGI sees them."""
+
+    __slots__ = (
+        "_chunked",
+        "_connection",
+        "_continue",
+        "_gone",
+        "_head",
+        "_more",
+        "_parts",
+        "_size",
+        "_told",
+        "_waiter",
+        "begun",
+        "done",
+        "keep_alive",
+        "scope",
+    )
+
+    def __init__(self, connection: Connection, scope: dict[str, Any], *, keep_alive: bool) -> None:
+        self._connection = connection
+        self.scope = scope
+        self.keep_alive = keep_alive
+        self.begun = False
+        self.done = False
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._more = True
+        self._told = False
+        self._gone = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._head = b""
+        self._chunked = False
+        self._continue = any(name == b"expect" for name, _ in scope["headers"])
+
+    # From the connection
+
+    def add(self, part: bytes) -> None:
+        if self.done:
+            return  # answered already: the rest of the body is of no interest
+        self._parts.append(part)
+        self._size += len(part)
+        if self._size > MOST_UNREAD:
+            self._connection.pause_reading()
+        self._wake()
+
+    def complete(self) -> None:
+        self._more = False
+        self._wake()
+
+    def leave(self) -> None:
+        self._gone = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # ASGI
+
+    async def receive(self) -> Message:
+        if self._continue and self._more and not self.begun:
+            self._continue = False
+            self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while not (self._gone or self.done or self._parts or (not self._more and not self._told)):
+            self._connection.resume_reading()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._told or ((self._gone or self.done) and not self._parts):
+            return {"type": "http.disconnect"}
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts, self._size = [], 0
+        self._told = not self._more
+        return {"type": "http.request", "body": body, "more_body": self._more}
+
+    async def send(self, message: Message) -> None:
+        if self._gone:
+            return
+        if message["type"] == "http.response.start":
+            self._begin(message["status"], message["headers"])
+            return
+        body, more = message.get("body", b""), message.get("more_body", False)
+        if self.scope["method"] == "HEAD":
+            body = b""
+        elif self._chunked and (body or not more):
+            body = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + (b"" if more else b"0\r\n\r\n")
+        if data := self._head + body:
+            self._head = b""
+            self.begun = True
+            self._connection.transport.write(data)
+        if not more:
+            self.done = True
+            self._wake()
+        elif self._connection.writable is not None:
+            await self._connection.writable
+
+    def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._chunked = status not in (204, 304) and all(name != b"content-length" for name, _ in headers)
+        lines = [_STATUS[status]]
+        for name, value in headers:
+            lines += (name, b": ", value, b"\r\n")
+        if self._chunked:
+            lines.append(b"transfer-encoding: chunked\r\n")
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        self._head = b"".join(lines)
