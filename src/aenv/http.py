@@ -26,6 +26,8 @@ MOST_BODY = 1024 * 1024 * 1024
 CONNECT_TIMEOUT = 10.0
 CHUNK = 256 * 1024
 BUSY = (429, 503)
+RECONNECTS = 2
+"""A process that is gone stays gone: asking it ten times would only hide that."""
 _BACKOFF = 0.05
 _LONGEST_BACKOFF = 5.0
 
@@ -91,9 +93,9 @@ async def request(
 ) -> Response:
     """Send a request and read the whole answer.
 
-    ``headers`` are complete lines. What is safe is tried again, up to ``retries`` times with growing pauses: a
-    connection that could not be made, an answer of 429 or 503, and, when the request is ``repeatable``, one whose
-    answer was cut off. There is no time-out here: put ``asyncio.timeout`` around it.
+    ``headers`` are complete lines. What is safe is tried again, with growing pauses: an answer of 429 or 503, and,
+    when the request is ``repeatable``, one that was cut off, up to ``retries`` times; a connection that could not be
+    made, at most ``RECONNECTS`` times. There is no time-out here: put ``asyncio.timeout`` around it.
     """
     where = target(base)
     line = f"{method} {where.prefix}{path} HTTP/1.1\r\n"
@@ -108,7 +110,7 @@ async def request(
                 return response
             pause = _retry_after(response)
         except NotSent:
-            if attempt >= retries:
+            if attempt >= min(retries, RECONNECTS):
                 raise
             pause = None
         except NetworkError:

@@ -18,6 +18,7 @@ from aenv import (
     Environment,
     Invalid,
     NotFound,
+    RateLimited,
     SandboxLost,
     StartFailed,
     ToolError,
@@ -287,8 +288,9 @@ async def test_a_sandbox_that_dies_is_an_exception_not_a_result() -> None:
         async with make(mortal) as env:
             with pytest.raises(AEnvError):
                 await env.call_tool("die")
-            with pytest.raises(SandboxLost):
-                await env.call_tool("add", {"a": 1})
+            for call in (env.call_tool("add", {"a": 1}), env.list_tools(), env.check_health(), env.get_env_info()):
+                with pytest.raises(SandboxLost):
+                    await call
 
 
 async def test_a_sandbox_that_was_restarted_is_lost() -> None:
@@ -301,6 +303,26 @@ async def test_a_sandbox_that_was_restarted_is_lost() -> None:
                 await env.call_tool("count")
             await env.release()
             assert (await env.call_tool("count")).structured == {"result": 1}
+
+
+async def test_a_busy_gateway_is_asked_up_to_max_retries() -> None:
+    asked = 0
+
+    async def busy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        while await reader.readuntil(b"\r\n\r\n"):
+            asked += 1
+            body = b'{"success": false, "error": "full", "code": "rate_limited"}'
+            head = b"HTTP/1.1 429 Busy\r\nRetry-After: 0\r\nContent-Length: %d\r\n\r\n" % len(body)
+            writer.write(head + body)
+
+    server = await asyncio.start_server(busy, "127.0.0.1", 0)
+    provision = attach(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    env = Environment("lab", provision=provision, max_retries=4, skip_for_healthy=True)
+    with pytest.raises(RateLimited, match="full"):
+        await env.get_env_info()
+    assert asked == 5
+    server.close()
 
 
 async def test_nobody_there_says_how_to_start() -> None:

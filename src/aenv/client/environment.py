@@ -339,8 +339,9 @@ class Environment:
     async def _get(self, path: str) -> Any:
         return _data(await self._fetch(path))
 
-    async def _fetch(self, path: str, retries: int = 2) -> http.Response:
+    async def _fetch(self, path: str, retries: int | None = None) -> http.Response:
         sandbox = await self._ready()
+        retries = self.max_retries if retries is None else retries
         request = http.request("GET", sandbox.url, path, headers=self._headers, retries=retries, repeatable=True)
         return await self._within(self.timeout, request, path)
 
@@ -349,14 +350,14 @@ class Environment:
         sandbox = await self._ready()
         call_id = secrets.token_hex(12)
         headers = b"%b%bAEnv-Call-Id: %b\r\n" % (headers, self._headers, call_id.encode())
-        request = http.request("POST", sandbox.url, path, headers=headers, body=body, repeatable=True)
+        request = http.request(
+            "POST", sandbox.url, path, headers=headers, body=body, retries=self.max_retries, repeatable=True
+        )
         try:
             return await self._within(self.timeout if timeout is None else timeout, request, what)
         except (asyncio.CancelledError, CallTimeout):
             self._say_cancelled(sandbox, call_id)
             raise
-        except http.NotSent as exc:
-            raise SandboxLost(f"the sandbox is gone: {exc}") from exc
 
     async def _within(self, seconds: float, request: Coroutine[Any, Any, http.Response], what: str) -> http.Response:
         try:
@@ -366,6 +367,8 @@ class Environment:
             if not limit.expired():
                 raise
             raise CallTimeout(f"{what} did not answer within {seconds:g} s") from None
+        except http.NotSent as exc:
+            raise SandboxLost(f"the sandbox is gone: {exc}") from exc
 
     def _say_cancelled(self, sandbox: Sandbox, call_id: str) -> None:
         async def farewell() -> None:

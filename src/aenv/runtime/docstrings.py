@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-_SECTION = re.compile(r"(Args|Arguments|Parameters|Params|Returns?|Yields?|Raises|Examples?|Notes?)\s*:?\s*")
-_ARGUMENTS = ("Args", "Arguments", "Parameters", "Params")
-_GOOGLE = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
-_NUMPY = re.compile(r"(\w+)\s*(?::.*)?")
-_SPHINX = re.compile(r":param\s+(?:[^:]*\s)?(\w+)\s*:\s*(.*)")
+_NAMES = r"(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)"
+_SECTION = re.compile(
+    r"((?:Keyword |Other )?(?:Args|Arguments|Parameters|Params))|Returns?|Yields?|Raises|Examples?|Notes?"
+)
+_GOOGLE = re.compile(_NAMES + r"\s*(?:\(.*?\))?\s*:\s*(.*)")
+_NUMPY = re.compile(_NAMES + r"\s*(?::.*)?()")
+_SPHINX = re.compile(r":(?:param|parameter|arg|argument|key|keyword)\s+(?:[^:]*\s)?\*{0,2}(\w+)\s*:\s*(.*)")
 _SPHINX_OTHER = re.compile(r":(returns?|rtype|raises|type)\b.*:")
 
 
@@ -27,31 +29,40 @@ def parse(text: str | None) -> Docstring:
     lines = inspect.cleandoc(text).splitlines() if text else []
     about: list[str] = []
     arguments: dict[str, list[str]] = {}
-    section: str | None = None
+    section: Literal["arguments", "other", "sphinx"] | None = None
+    entry = _GOOGLE
     current: list[str] | None = None
     margin: int | None = None
     for number, line in enumerate(lines):
         stripped = line.strip()
-        if number and not line.startswith(" ") and (found := _SECTION.fullmatch(stripped)):
-            under = lines[number + 1].strip() if number + 1 < len(lines) else ""
-            if stripped.endswith(":") or (under and set(under) == {"-"}):
-                section, current, margin = found[1], None, None
-                continue
+        indent = len(line) - len(line.lstrip())
+        if not stripped or (section and set(stripped) == {"-"}):
+            if section is None:
+                about.append(line)
+            continue
+        under = lines[number + 1].strip() if number + 1 < len(lines) else ""
+        underlined = set(under) == {"-"}
+        known = _SECTION.fullmatch(stripped.removesuffix(":").rstrip())
+        if not indent and (known or section) and (underlined or (known and stripped.endswith(":"))):
+            section = "arguments" if known and known[1] else "other"
+            entry, current, margin = _NUMPY if underlined else _GOOGLE, None, None
+            continue
+        if section in ("arguments", "other") and margin and not indent:  # back at the edge: the section is over
+            section, current, margin = "other" if stripped.endswith(":") else None, None, None
         if sphinx := _SPHINX.match(stripped):
             section, current = "sphinx", arguments.setdefault(sphinx[1], [sphinx[2]])
         elif _SPHINX_OTHER.match(stripped):
             section, current = "sphinx", None
         elif section is None:
             about.append(line)
-        elif section in _ARGUMENTS and stripped and set(stripped) != {"-"}:
-            indent = len(line) - len(line.lstrip())
+        else:
             margin = indent if margin is None else margin
-            header = (_GOOGLE if margin else _NUMPY).fullmatch(stripped) if indent <= margin else None
+            header = entry.fullmatch(stripped) if section == "arguments" and indent <= margin else None
             if header:
-                current = arguments.setdefault(header[1], [header[2]] if header.re is _GOOGLE else [])
+                current = [header[2]]
+                for name in header[1].split(","):
+                    arguments.setdefault(name.strip().lstrip("*"), current)
             elif current is not None:
                 current.append(stripped)
-        elif current is not None and stripped:
-            current.append(stripped)
     description = "\n".join(about).strip() or None
     return Docstring(description, {name: " ".join(filter(None, part)) for name, part in arguments.items()})

@@ -111,7 +111,6 @@ async def tools(connect: Connect, order: dict[str, Any]) -> dict[str, Any]:
         report["object"] = await peer.call("point", {"x": 1, "y": 2})
         report["nested"] = await peer.call("search", {"query": {"text": "a", "limit": 2}})
         report["image"] = await peer.call("picture", {})
-        report["mixed"] = await peer.call("mixed", {})
         report["big"] = len((await peer.call("big", {"size": 3_000_000}))["content"][0]["text"])
         report["failed"] = await peer.call("fail", {"message": "broken"})
         report["bad"] = await peer.call("add", {"a": "x"})
@@ -184,7 +183,16 @@ async def cancelled(connect: Connect, order: dict[str, Any]) -> dict[str, Any]:
         raised = await failure(task)
         report = {"raised": raised, "other": (await other)["content"][0]["text"]}
         report["heard"] = (await peer.call("cancelled", {}))["content"][0]["text"]
+    async with connect(order["url"], {}, Trace()) as peer:
+        report["heard at the end"] = (await peer.call("cancelled", {}))["content"][0]["text"]
     return report
+
+
+async def content(connect: Connect, order: dict[str, Any]) -> dict[str, Any]:
+    """A tool that puts a picture into a declared list; the client knows the tool's schema by then."""
+    async with connect(order["url"], {}, Trace()) as peer:
+        await peer.tools()
+        return {"mixed": await peer.call("mixed", {})}
 
 
 async def guarded(connect: Connect, order: dict[str, Any]) -> dict[str, Any]:
@@ -258,6 +266,7 @@ async def hold(connect: Connect, order: dict[str, Any]) -> dict[str, Any]:
 JOURNEYS = {
     "tools": tools,
     "cancelled": cancelled,
+    "content": content,
     "guarded": guarded,
     "reloaded": reloaded,
     "wrapped": wrapped,
