@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NAME ?= 01-hello
+SOAK_SECONDS ?= 3600
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint bench bench-check docs serve soak clean
@@ -28,7 +29,7 @@ $(VENV)/dev.stamp: pyproject.toml $(VENV)/package.stamp
 
 install: $(VENV)/dev.stamp  ## the package and the tools for development, in .venv
 
-demo: $(VENV)/package.stamp  ## one episode of examples/01-hello, from tools to reward
+demo: $(VENV)/package.stamp  ## examples/01-hello: two episodes, from tools to reward
 	@cd examples/$(NAME) && $(abspath $(BIN))/python episode.py
 
 test: $(VENV)/dev.stamp  ## all tests that this machine can run
@@ -55,8 +56,8 @@ docs: $(VENV)/dev.stamp  ## write the generated parts of docs/reference
 serve: $(VENV)/package.stamp  ## serve the example on port 8081
 	@$(BIN)/aenv run --work-dir examples/$(NAME) --quiet
 
-soak: $(VENV)/dev.stamp  ## an hour of calls, cuts and cancellations against one sandbox
-	@$(BIN)/python -m benchmarks.soak
+soak: $(VENV)/dev.stamp  ## an hour of calls, cuts and cancellations against one sandbox (SOAK_SECONDS)
+	@$(BIN)/python -m benchmarks.soak --seconds $(SOAK_SECONDS)
 
 clean:  ## forget the virtual environment and the caches
 	@rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache

@@ -157,7 +157,7 @@ def _settle(future: asyncio.Future[None]) -> None:
 class Answers:
     """Recent answers by call id, bounded in number and in bytes; those of calls in flight are never dropped."""
 
-    def __init__(self, most: int = 2048, most_bytes: int = 64 * 1024 * 1024) -> None:
+    def __init__(self, most: int = 2048, most_bytes: int = 32 * 1024 * 1024) -> None:
         self._most = most
         self._most_bytes = most_bytes
         self._kept: OrderedDict[str, tuple[int, Answer]] = OrderedDict()
