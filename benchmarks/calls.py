@@ -15,8 +15,8 @@ def server_cpu(effort: Effort) -> list[Line]:
     """Server CPU of one ``tools/call`` at 32 callers, driven by the same cheap client."""
     with (
         server(ours("few")) as mine,
-        server(fastmcp(venvs.python("fastmcp"))) as other,
-        server(fastmcp(venvs.python("fastmcp-uvloop"))) as tuned,
+        server(fastmcp(venvs.peer("fastmcp"))) as other,
+        server(fastmcp(venvs.peer("fastmcp-uvloop"))) as tuned,
         worker("raw", mine) as to_mine,
         worker("raw", other) as to_other,
         worker("raw", tuned) as to_tuned,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks import venvs
 from benchmarks.calls import CALLERS, warm_up
 from benchmarks.measure import Effort, Line, interleave, line, rate
-from benchmarks.processes import fastmcp, ours, server, worker
+from benchmarks.processes import Worker, fastmcp, ours, server, worker
 
 OURS_CALLS = 1600
 PEER_CALLS = 256
@@ -13,37 +13,33 @@ PEER_CALLS = 256
 
 def client_cpu(effort: Effort) -> list[Line]:
     """Client CPU of ``Environment.call_tool`` and of FastMCP's ``Client.call_tool`` against one server, ours."""
-    lines = []
-    python = venvs.python("fastmcp")
+    python = venvs.peer("fastmcp")
     with (
         server(ours("few")) as target,
         worker("sdk", target) as mine,
         worker("fastmcp_client", target, python) as other,
     ):
+
+        def cost(client: Worker, calls: int, callers: int) -> float:
+            return client.round("add", calls, callers).client_cpu
+
         warm_up(mine, other)
-        for callers, limit in ((1, None), (CALLERS, 1 / 6)):
-            our_rounds, other_rounds = interleave(
-                effort.rounds(13),
-                lambda callers=callers: mine.round("add", OURS_CALLS, callers),
-                lambda callers=callers: other.round("add", PEER_CALLS, callers),
-            )
-            lines.append(
-                line(
-                    f"call_tool at {callers}, client CPU a call",
-                    "µs",
-                    [x.client_cpu for x in our_rounds],
-                    "FastMCP",
-                    [x.client_cpu for x in other_rounds],
-                    limit=limit,
-                    scale=1e6,
-                )
-            )
-    return lines
+        one, other_one = interleave(
+            effort.rounds(13), lambda: cost(mine, OURS_CALLS, 1), lambda: cost(other, PEER_CALLS, 1)
+        )
+        many, other_many = interleave(
+            effort.rounds(13), lambda: cost(mine, OURS_CALLS, CALLERS), lambda: cost(other, PEER_CALLS, CALLERS)
+        )
+    name = f"call_tool at {CALLERS}, client CPU a call"
+    return [
+        line("call_tool at 1, client CPU a call", "µs", one, "FastMCP", other_one, scale=1e6),
+        line(name, "µs", many, "FastMCP", other_many, limit=1 / 6, scale=1e6),
+    ]
 
 
 def throughput(effort: Effort) -> list[Line]:
     """Calls a second at 32 callers: our client and server, FastMCP's client and server."""
-    python = venvs.python("fastmcp")
+    python = venvs.peer("fastmcp")
     with (
         server(ours("few")) as mine,
         server(fastmcp(python)) as other,

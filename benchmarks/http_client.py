@@ -12,7 +12,7 @@ CALLS = 1600
 
 def http_client(effort: Effort) -> list[Line]:
     """CPU of a request with a small JSON body at 32 callers, and of importing the client."""
-    aiohttp, httpx = venvs.python("aiohttp"), venvs.python("httpx")
+    aiohttp, httpx = venvs.peer("aiohttp"), venvs.peer("httpx")
     tool = "add_async"
     with (
         server(ours("few")) as target,

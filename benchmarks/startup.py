@@ -48,8 +48,8 @@ class Started(NamedTuple):
 def run(effort: Effort) -> list[Line]:
     """``aenv run --quiet``: from the start of its process to its first answer, and its memory after 100 calls."""
     project = venvs.HERE / "projects" / "few"
-    peer = fastmcp(venvs.python("fastmcp"))
-    mine = [CONSOLE_SCRIPT, "run", "--quiet", "--work-dir", project, "--port", "PORT"]
+    peer = fastmcp(venvs.peer("fastmcp"))
+    mine: list[str | Path] = [CONSOLE_SCRIPT, "run", "--quiet", "--work-dir", project, "--port", "PORT"]
     ours, other = interleave(effort.rounds(11), lambda: _start(mine), lambda: _start(peer))
     seconds, other_seconds = [x.seconds for x in ours], [x.seconds for x in other]
     memory, other_memory = [x.resident for x in ours], [x.resident for x in other]
@@ -95,6 +95,6 @@ def _init_to_call(compiled: str) -> float:
             [CONSOLE_SCRIPT, "init", "demo"], cwd=folder, env=env, check=True, capture_output=True, timeout=60
         )
         message = wire.body("echo", {"content": "hello"})
-        command = [CONSOLE_SCRIPT, "run", "--quiet", "--port", "PORT"]
+        command: list[str | Path] = [CONSOLE_SCRIPT, "run", "--quiet", "--port", "PORT"]
         with server(command, cwd=Path(folder) / "demo", env=env, tool="echo", message=message):
             return time.perf_counter() - begin

@@ -16,7 +16,8 @@ async def client(url: str) -> AsyncIterator[Calls]:
         body = wire.add(tool)
 
         async def call() -> None:
-            response = await http.request("POST", url, "/mcp", headers=headers, body=body, retries=0)
+            # Repeatable, for a server that closes idle connections may do so just when one is taken up again.
+            response = await http.request("POST", url, "/mcp", headers=headers, body=body, repeatable=True)
             wire.check(response.status, response.body)
 
         return call

@@ -23,6 +23,8 @@ class Setting(NamedTuple):
     in_file: bool = True
     """Whether the user's config file may hold it. What an engine tells one sandbox may not."""
     secret: bool = False
+    least: float = 0
+    """The smallest value of a number."""
 
 
 SETTINGS = (
@@ -30,9 +32,9 @@ SETTINGS = (
     Setting("hub_url", "AENV_HUB_URL", None, "address of the hub; the system URL when not set"),
     Setting("api_key", "AENV_API_KEY", None, "token sent with every request", secret=True),
     Setting("attach", "DUMMY_INSTANCE_IP", None, "attach to a sandbox that 'aenv run' started", in_file=False),
-    Setting("max_body", "AENV_MAX_BODY", 64 * 1024 * 1024, "largest request body a sandbox accepts, in bytes"),
+    Setting("max_body", "AENV_MAX_BODY", 64 * 1024 * 1024, "largest request body a sandbox accepts, in bytes", least=1),
     Setting("grace", "AENV_GRACE", 10.0, "seconds that calls in flight get to finish when a sandbox stops"),
-    Setting("threads", "AENV_THREADS", 512, "most synchronous tools that run at the same time in a sandbox"),
+    Setting("threads", "AENV_THREADS", 512, "most synchronous tools that run at the same time in a sandbox", least=1),
     Setting("allowed_hosts", "AENV_ALLOWED_HOSTS", "", "more names, by comma, accepted in Host and Origin"),
     Setting("debug", "AENV_DEBUG", False, "show the traceback of an unexpected failure", in_file=False),
     Setting("instance_id", "AENV_INSTANCE_ID", "local", "what the engine calls this sandbox", in_file=False),
@@ -63,13 +65,11 @@ def read_file() -> dict[str, Any]:
     """What the user's config file holds; an empty dict when there is none."""
     file = path()
     try:
-        text = file.read_text(encoding="utf-8")
+        values = json.loads(file.read_bytes())
     except FileNotFoundError:
         return {}
     except OSError as exc:
         raise InvalidConfig(f"{file} cannot be read: {exc.strerror}") from exc
-    try:
-        values = json.loads(text)
     except ValueError as exc:
         raise InvalidConfig(f"{file} is not valid JSON: {exc}", hint="mend it, or run 'aenv config reset'") from exc
     if not isinstance(values, dict):
@@ -80,10 +80,12 @@ def read_file() -> dict[str, Any]:
 def write_file(values: Mapping[str, Any]) -> None:
     """Replace the user's config file in one step, readable by its user only."""
     file = path()
+    text = json.dumps(dict(values), indent=2) + "\n"
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = file.with_suffix(f".{os.getpid()}.tmp")
-    temporary.touch(mode=0o600)
-    temporary.write_text(json.dumps(dict(values), indent=2) + "\n", encoding="utf-8")
+    temporary.unlink(missing_ok=True)
+    temporary.touch(mode=0o600, exist_ok=False)
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(file)
 
 
@@ -102,15 +104,25 @@ def setting(key: str) -> Setting:
 
 def coerce(found: Setting, value: Any, where: str) -> Any:
     """``value`` as the type of the setting's default; an error that names where it came from."""
-    if value is None or not isinstance(found.default, (int, float)):
+    hint = f"{found.key}: {found.about}"
+    if value is None:
+        return value
+    if not isinstance(found.default, (int, float)):
+        if not isinstance(value, str):
+            raise InvalidConfig(f"{where}: {value!r} is not text", hint=hint)
         return value
     kind = type(found.default)
     if kind is bool:
         return str(value).strip().lower() not in ("", "0", "false", "no", "off")
     try:
-        return kind(value)
-    except (TypeError, ValueError) as exc:
-        raise InvalidConfig(f"{where}: {value!r} is not a number", hint=f"{found.key}: {found.about}") from exc
+        number = kind(value)
+    except (TypeError, ValueError, OverflowError):
+        number = None
+    if number is None or isinstance(value, bool):
+        raise InvalidConfig(f"{where}: {value!r} is not a number", hint=hint)
+    if not number >= found.least:
+        raise InvalidConfig(f"{where}: {value!r} is less than {found.least:g}", hint=hint)
+    return number
 
 
 def lookup(key: str, argument: Any = None) -> tuple[Any, str]:

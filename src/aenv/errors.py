@@ -122,6 +122,6 @@ def _tree(cls: type[AEnvError]) -> list[type[AEnvError]]:
 
 def from_wire(wire: dict[str, Any]) -> AEnvError:
     """The exception that ``to_wire`` described; an unknown code is a plain ``AEnvError``."""
-    classes = {cls.code: cls for cls in _tree(AEnvError) if "code" in vars(cls)}
+    classes = {cls.code: cls for cls in _tree(AEnvError) if cls.__module__ == __name__ and "code" in vars(cls)}
     cls = classes.get(str(wire.get("code")), AEnvError)
     return cls(str(wire.get("message", "unknown error")), hint=wire.get("hint"))

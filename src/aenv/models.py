@@ -12,9 +12,10 @@ from msgspec import Struct
 from aenv.errors import Invalid, ToolError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-VERSION = re.compile(r"\d+\.\d+\.\d+(?:[-+][0-9A-Za-z.+-]+)?")
-_RANGE = re.compile(r"[\^~]?\d+(?:\.\d+){0,2}(?:[-+][0-9A-Za-z.+-]+)?|latest|\*")
-_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+VERSION = re.compile(r"\d+\.\d+\.\d+(?:[-+][0-9A-Za-z.+-]+)?", re.ASCII)
+_RANGE = re.compile(r"[\^~]?\d+(?:\.\d+){0,2}(?:[-+][0-9A-Za-z.+-]+)?|latest|\*", re.ASCII)
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
+_NUMBER = re.compile(r"\d+\.?\d*|\.\d+", re.ASCII)
 
 
 class EnvRef(Struct, frozen=True):
@@ -42,15 +43,15 @@ class EnvRef(Struct, frozen=True):
 def parse_duration(value: str | float, what: str = "ttl") -> float:
     """Seconds in ``90s``, ``30m``, ``1h30m``, ``24h``, ``1d`` or a plain number; anything else is an error."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        seconds = float(value)
+        seconds = float(value) if abs(value) < 1e308 else -1.0
     else:
         text = str(value).strip().lower()
         match = _DURATION.fullmatch(text)
-        if text.replace(".", "", 1).isdigit():
+        if _NUMBER.fullmatch(text):
             seconds = float(text)
         elif text and match:
-            days, hours, minutes, rest = (int(part or 0) for part in match.groups())
-            seconds = float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+            days, hours, minutes, rest = (float(part or 0) for part in match.groups())
+            seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
         else:
             seconds = -1.0
     if not 0 < seconds < float("inf"):
@@ -59,17 +60,29 @@ def parse_duration(value: str | float, what: str = "ttl") -> float:
 
 
 def _foreign(value: Any) -> Any:
-    """What msgspec does not know: pydantic models, and arrays and scalars that can list themselves."""
+    """What msgspec does not know: pydantic models, arrays and scalars that can list themselves, kinds of str, int
+    and float."""
     if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
+        return value.model_dump(mode="json", by_alias=True)
     if hasattr(value, "tolist") and hasattr(value, "dtype"):
         return value.tolist()
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
     raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__} has no JSON form")
 
 
 to_json = msgspec.json.Encoder(enc_hook=_foreign).encode
 """A value as JSON. Raises one of ``NOT_JSON`` when it has none."""
 NOT_JSON = (TypeError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError)
+
+
+def printable(text: str) -> str:
+    """Text that UTF-8 can carry: half of a surrogate pair becomes a question mark."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 class SandboxSpec(Struct, frozen=True, kw_only=True):

@@ -54,6 +54,19 @@ async def test_cancelled_while_it_starts_leaves_nothing(tmp_path: Path, monkeypa
     assert _children() <= before
 
 
+async def test_cancelled_while_it_is_released_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FIXTURES / "lab")
+    before = _children()
+    env = Environment("lab")
+    await env.initialize()
+    releasing = asyncio.create_task(env.release())
+    await asyncio.sleep(0)
+    releasing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await releasing
+    assert _children() <= before
+
+
 def test_the_sandbox_ends_when_its_owner_is_killed() -> None:
     code = (
         "import asyncio, os\n"

@@ -6,7 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,14 +52,15 @@ def interpreter(venv: str) -> str:
         pytest.skip(f"the virtual environment {venv} cannot be made here: {exc}")
 
 
-def command(client: Client, journey: str, url: str, **order: str) -> list[str]:
-    text = json.dumps({"journey": journey, "url": url, "mode": client.mode, **order})
-    return [interpreter(client.venv), str(HERE / "scripts" / f"{client.script}.py"), text]
+def command(client: Client, journeys: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """What runs a client. A journey is known by its name, and its order has the ``url`` of a sandbox's ``/mcp``."""
+    order = json.dumps({"mode": client.mode, "journeys": journeys})
+    return [interpreter(client.venv), str(HERE / "scripts" / f"{client.script}.py"), order]
 
 
-def travel(client: Client, journey: str, url: str, **order: str) -> dict[str, Any]:
-    """Let a client make a journey; its report."""
-    ended = subprocess.run(command(client, journey, url, **order), capture_output=True, text=True, timeout=PATIENCE)
+def travel(client: Client, journeys: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """Let a client make journeys, one after the other; its reports by name."""
+    ended = subprocess.run(command(client, journeys), capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 0, ended.stderr
     report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return report

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from aenv.runtime.tokens import agent_token, digest, new_owner_token
-from tests.peers.support import (
-    CLIENTS,
-    FASTMCP_4,
-    Client,
-    reloading,
-    travel,
-)
+from tests.peers.support import CLIENTS, FASTMCP_4, Client, interpreter, reloading, travel
 from tests.support import FIXTURES, sandbox
 
 pytestmark = pytest.mark.peer
 
-each_client = pytest.mark.parametrize("client", CLIENTS, ids=str)
 LAB = FIXTURES / "lab"
 TOOLS = [
     *("about", "add", "big", "cancel_itself", "cancelled", "count", "custom", "die", "echo", "fail", "hang"),
@@ -38,7 +30,12 @@ ADD = {
         "required": ["a"],
         "additionalProperties": False,
     },
-    "outputSchema": {"type": "object", "properties": {"result": {"type": "integer"}}, "required": ["result"]},
+    "outputSchema": {
+        "type": "object",
+        "properties": {"result": {"type": "integer"}},
+        "required": ["result"],
+        "x-fastmcp-wrap-result": True,
+    },
 }
 RENAMED = {
     "name": "renamed",
@@ -51,34 +48,69 @@ PICTURE = {"type": "image", "data": "iVBORw0KGgpyZXN0", "mimeType": "image/png"}
 BAD = "add: argument 'a': input should be a valid integer, unable to parse string as an integer, found 'x'"
 
 
+SOURCE = "from aenv import register_tool\n\n@register_tool\ndef {}() -> str:\n    return 'x'\n"
+
+
+class Journey(NamedTuple):
+    client: Client
+    report: dict[str, Any]
+    left: int
+    """Exit code of the sandbox it was in."""
+
+
+@pytest.fixture(scope="module", params=CLIENTS, ids=str)
+def journey(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Journey:
+    """A client's way through everything, in one process: most of its time would go into starting."""
+    client: Client = request.param
+    interpreter(client.venv)
+    owner = digest(new_owner_token())
+    file = tmp_path_factory.mktemp("reloaded") / "tools.py"
+    file.write_text(SOURCE.format("first"))
+    with (
+        sandbox(LAB) as lab,
+        sandbox(LAB, variables={"AENV_OWNER_TOKEN_SHA256": owner}) as guarded,
+        reloading(file.parent) as reloaded,
+    ):
+        journeys = {
+            "cancelled": {"url": f"{lab.url}/mcp"},
+            "tools": {"url": f"{lab.url}/mcp"},
+            "content": {"url": f"{lab.url}/mcp"},
+            "guarded": {"url": f"{guarded.url}/mcp", "token": agent_token(owner)},
+        }
+        if client != FASTMCP_4:
+            journeys["reloaded"] = {"url": reloaded, "file": str(file), "text": SOURCE.format("second")}
+        report = travel(client, journeys)
+        return Journey(client, report, lab.stop())
+
+
 def result(*content: dict[str, Any], structured: Any = None, error: bool = False) -> dict[str, Any]:
     return {"content": list(content), "structured": structured, "error": error}
+
+
+def made(client: Client, given: dict[str, Any]) -> dict[str, Any]:
+    """What FastMCP adds: the value itself, made of what was checked against the schema."""
+    if client.script != "fastmcp_client":
+        return given
+    structured = given["structured"]
+    return {**given, "data": structured.get("result", structured)}
 
 
 def text(text: str, structured: Any = None, *, error: bool = False) -> dict[str, Any]:
     return result({"type": "text", "text": text}, structured=structured, error=error)
 
 
-@each_client
-def test_tools(client: Client) -> None:
-    with sandbox(LAB) as running:
-        report = travel(client, "tools", f"{running.url}/mcp")
-        assert running.stop() == 0
-    structured = {
-        "number": text("3", {"result": 3}),
-        "object": text('{"x":1,"y":2}', {"x": 1, "y": 2}),
-        "nested": text('["a","a"]', {"result": ["a", "a"]}),
-    }
-    if client.script == "fastmcp_client":  # makes objects of what fits the schema, and nothing of what does not
-        structured = {name: {**given, "data": given["structured"]} for name, given in structured.items()}
-    assert report == {
+def test_tools(journey: Journey) -> None:
+    client = journey.client
+    assert journey.report["tools"] == {
         "revision": "2026-07-28" if client.modern else "2025-11-25",
         "server": "lab 1.2.3",
         "tools": TOOLS,
         "add": ADD,
         "renamed": RENAMED,
         "text": text("héllo ✓"),
-        **structured,
+        "number": made(client, text("3", {"result": 3})),
+        "object": made(client, text('{"x":1,"y":2}', {"x": 1, "y": 2})),
+        "nested": made(client, text('["a","a"]', {"result": ["a", "a"]})),
         "image": result(PICTURE),
         "big": 3_000_000,
         "failed": text("ValueError: broken", error=True),
@@ -94,41 +126,32 @@ def test_tools(client: Client) -> None:
     }
 
 
-@each_client
-def test_a_cancelled_call_ends_and_another_goes_on(client: Client) -> None:
+def test_a_cancelled_call_ends_and_another_goes_on(journey: Journey) -> None:
     """Clients of the older line tell nobody that a call was given up: it ends with their session."""
-    with sandbox(LAB) as running:
-        report = travel(client, "cancelled", f"{running.url}/mcp")
-    assert report == {
+    assert journey.report["cancelled"] == {
         "raised": "CancelledError",
         "other": "awake",
-        "heard": "0" if client.venv == "mcp1" else "1",
+        "heard": "0" if journey.client.venv == "mcp1" else "1",
         "heard at the end": "1",
     }
 
 
-@each_client
-def test_content_where_data_is_declared(client: Client) -> None:
+def test_content_where_data_is_declared(journey: Journey) -> None:
     """Clients refuse a result without structured content from a tool that publishes a schema for it."""
-    with sandbox(LAB) as running:
-        report = travel(client, "content", f"{running.url}/mcp")
-    assert report["mixed"]["content"] == [{"type": "text", "text": "look:"}, PICTURE]
+    blocks = [{"type": "text", "text": "look:"}, PICTURE]
+    expected = made(journey.client, result(*blocks, structured={"result": blocks}))
+    assert journey.report["content"] == {"mixed": expected}
 
 
-@each_client
-def test_tokens(client: Client) -> None:
-    owner = digest(new_owner_token())
-    with sandbox(LAB, variables={"AENV_OWNER_TOKEN_SHA256": owner}) as running:
-        report = travel(client, "guarded", f"{running.url}/mcp", token=agent_token(owner))
-    assert report == {"query": "in", "header": "in", "none": True, "wrong": True}
+def test_tokens(journey: Journey) -> None:
+    assert journey.report["guarded"] == {"query": True, "header": True, "none": True, "wrong": True}
 
 
-@pytest.mark.parametrize("client", [client for client in CLIENTS if client != FASTMCP_4], ids=str)
-def test_a_reload_reaches_the_client(client: Client, tmp_path: Path) -> None:
+def test_a_reload_reaches_the_client(journey: Journey) -> None:
     """FastMCP 4 has no way to subscribe in the newer revision; in the older one it hears."""
-    source = "from aenv import register_tool\n\n@register_tool\ndef {}() -> str:\n    return 'x'\n"
-    file = tmp_path / "tools.py"
-    file.write_text(source.format("first"))
-    with reloading(tmp_path) as url:
-        report = travel(client, "reloaded", url, file=str(file), text=source.format("second"))
-    assert report == {"before": ["first"], "heard": True, "after": ["second"]}
+    expected = {"before": ["first"], "heard": True, "after": ["second"]}
+    assert journey.report.get("reloaded") == (None if journey.client == FASTMCP_4 else expected)
+
+
+def test_the_sandbox_stops_in_good_order(journey: Journey) -> None:
+    assert journey.left == 0

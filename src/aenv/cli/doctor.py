@@ -73,7 +73,7 @@ def _platform() -> list[Check]:
 
 def _packages() -> list[Check]:
     rows = []
-    for name in ("aenvironment", "click", "httptools", "msgspec", "pydantic"):
+    for name in ("aenvironment", "click", "msgspec", "pydantic"):
         try:
             rows.append(Check(name, "ok", metadata.version(name)))
         except metadata.PackageNotFoundError:

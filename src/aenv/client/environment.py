@@ -18,6 +18,7 @@ import msgspec
 
 from aenv import config, http
 from aenv.client import mcp
+from aenv.client.cleanup import finish
 from aenv.errors import (
     AEnvError,
     CallTimeout,
@@ -183,7 +184,7 @@ class Environment:
             await asyncio.wait(set(self._farewells), timeout=FAREWELL)
         if stack is None or self._process != os.getpid():  # a forked child does not own its parent's sandbox
             return
-        await asyncio.shield(stack.aclose())
+        await finish(stack.aclose())
         log.info("[ENV:%s] Environment %s is released", sandbox.id if sandbox else "?", self.env_name)
 
     destroy = release

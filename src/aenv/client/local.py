@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from pathlib import Path
 
 from aenv import config, project
+from aenv.client.cleanup import finish
 from aenv.errors import InvalidConfig, NotFound, StartFailed
 from aenv.models import Sandbox, SandboxSpec
 
@@ -74,7 +75,7 @@ async def run_project(
         url = await log.ready(startup_timeout)
         yield url
     finally:
-        await asyncio.shield(_stop(process, log))
+        await finish(_stop(process, log))
 
 
 class _Log:

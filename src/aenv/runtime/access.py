@@ -77,6 +77,7 @@ class Guard:
 
 def _hostname(url: str) -> str:
     try:
-        return (urlsplit(url).hostname or "").lower()
+        found = urlsplit(url)
+        return "" if "@" in found.netloc else (found.hostname or "").lower()
     except ValueError:
         return ""

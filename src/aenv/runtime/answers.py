@@ -35,6 +35,10 @@ class Request:
         self.headers = dict(raw_headers)
         self.body = body
 
+    def identity(self) -> int:
+        """Tells this request from others under the same call id."""
+        return hash((self.path, self.query, self.body))
+
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
@@ -171,12 +175,12 @@ class Answers:
         found = self._kept.get(call_id)
         if found is None:
             return None
-        if found[0] != hash((request.path, request.body)):
+        if found[0] != request.identity():
             raise Conflict(f"call id {call_id} was used for another call", hint="use a new id for a new call")
         return found[1]
 
     def keep(self, call_id: str, request: Request, answer: Answer) -> None:
-        self._kept[call_id] = (hash((request.path, request.body)), answer)
+        self._kept[call_id] = (request.identity(), answer)
         if answer.task is not None:
             answer.task.add_done_callback(lambda _: self._finished(answer))
 

@@ -92,6 +92,12 @@ class App:
         else:
             await _follow(*reply, receive, send)
 
+    def close_streams(self) -> None:
+        """End the streams that clients hold open; calls in flight go on."""
+        self.mcp.close()
+        if self.wrapped is not None:
+            self.wrapped.close()
+
     def _route(self, request: Request) -> tuple[Access, Handler, str]:
         path = request.path
         if found := EXACT.get(path):
@@ -160,9 +166,11 @@ class App:
     # Handlers, in the order of the routes.
 
     def serve_mcp(self, request: Request, rest: str) -> Reply:
-        if self.wrapped is None or (not self.wrapped.modern and is_modern(request)):
+        if self.wrapped is None:
             return self.mcp.handle(request)
-        return self.wrapped.handle(request)
+        # A client that asks an older server what it speaks is to hear "sessions": only they reach all it offers.
+        ours = not self.wrapped.modern and is_modern(request) and request.header(b"mcp-method") != "server/discover"
+        return self.mcp.handle(request) if ours else self.wrapped.handle(request)
 
     def health(self, request: Request, rest: str) -> Reply:
         known = self._guard.access(request) > Access.NONE
@@ -266,8 +274,15 @@ def _too_large(limit: int) -> TooLarge:
     return TooLarge(f"the body is over {limit} bytes", hint="AENV_MAX_BODY sets this limit")
 
 
-def _query(request: Request) -> dict[str, str]:
-    return dict(parse_qsl(request.query.decode("latin-1"), keep_blank_values=True))
+def _query(request: Request) -> dict[str, Any]:
+    """The query's arguments; one that is given several times is a list."""
+    found: dict[str, Any] = {}
+    for name, value in parse_qsl(request.query.decode("latin-1"), keep_blank_values=True):
+        if name in found:
+            found[name] = [*(found[name] if isinstance(found[name], list) else [found[name]]), value]
+        else:
+            found[name] = value
+    return found
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from aenv.models import printable
+
 _LEVELS = (
     (logging.CRITICAL, "critical"),
     (logging.ERROR, "error"),
@@ -110,7 +112,7 @@ class Context:
         if total is not None:
             parameters["total"] = total
         if message is not None:
-            parameters["message"] = message
+            parameters["message"] = printable(message)
         self._notify("notifications/progress", parameters)
 
 
@@ -121,4 +123,9 @@ class _ToClient(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         level = next((name for least, name in _LEVELS if record.levelno >= least), "debug")
-        self._send("notifications/message", {"level": level, "logger": record.name, "data": self.format(record)})
+        try:
+            self._send(
+                "notifications/message", {"level": level, "logger": record.name, "data": printable(self.format(record))}
+            )
+        except Exception:  # a line that cannot be written is no reason for the tool to fail
+            self.handleError(record)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aenv.errors import AEnvError, AuthorError
+from aenv.models import printable
 from aenv.runtime import docstrings, threads
 from aenv.runtime.context import Context
 from aenv.runtime.registry import Mark
@@ -22,7 +23,10 @@ class Raised(Exception):
 
     def __init__(self, cause: BaseException) -> None:
         self.cause = cause
-        text = str(cause)
+        try:
+            text = printable(str(cause))
+        except Exception:
+            text = "(its message cannot be read)"
         self.summary = f"{type(cause).__name__}: {text}" if text else type(cause).__name__
         super().__init__(self.summary)
 
@@ -41,14 +45,14 @@ class Function:
         self.mark = mark
         self.name = mark.name
         self._function = mark.function
-        doc = docstrings.parse(inspect.getdoc(mark.function))
+        target = mark.function
+        while isinstance(target, functools.partial):
+            target = target.func
+        doc = docstrings.parse(inspect.getdoc(target))
         self.description: str | None = mark.options.get("description") or doc.description
         self.arguments = Arguments(mark.function, doc)
         self.result = Result(mark.function)
         self._context = self.arguments.context
-        target = mark.function
-        while isinstance(target, functools.partial):
-            target = target.func
         self._is_async = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(
             getattr(target, "__call__", None)  # noqa: B004 - the method itself is wanted
         )
@@ -65,10 +69,13 @@ class Function:
         """Run the function. Whatever it raises, even ``SystemExit``, comes out as ``Raised``."""
         if self._context is not None:
             arguments = {**arguments, self._context: context}
+        found: Any = None
         if not self._is_async:
-            return await in_thread(functools.partial(self._function, **arguments))
+            found = await in_thread(functools.partial(self._function, **arguments))
+            if not inspect.isawaitable(found):
+                return found
         try:
-            return await self._function(**arguments)
+            return await (self._function(**arguments) if found is None else found)
         except asyncio.CancelledError as exc:
             task = asyncio.current_task()
             if task is not None and task.cancelling():

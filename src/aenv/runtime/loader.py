@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -17,8 +18,10 @@ from aenv.runtime import registry
 from aenv.runtime.functions import Function
 from aenv.runtime.registry import Mark
 
-RESERVED = ("/mcp", "/health", "/task", "/functions", "/tools", "/reset", "/calls")
+RESERVED = ("/mcp", "/health", "/task", "/functions", "/tools", "/reset", "/calls", "/info")
 """First path segments that a function's own endpoint may not take."""
+_IMPORTING = ("<frozen importlib", importlib.__file__, __file__)
+"""Where the frames of an import are that are not the author's."""
 
 
 class Loaded:
@@ -51,6 +54,8 @@ class Loaded:
         elif mark.kind == "reward":
             _put(self.rewards, function)
         elif mark.kind == "function":
+            if function.name == "list":
+                raise StartFailed(f"{mark.place}: /functions/list is the runtime's own", hint="give it another name=")
             _put(self.functions, function)
             if endpoint := mark.options.get("endpoint"):
                 self._add_endpoint(function, str(endpoint))
@@ -90,10 +95,12 @@ def _only(taken: Function | None, function: Function) -> Function:
 
 def _twice(name: str, first: Function, second: Function) -> StartFailed:
     kind = second.mark.kind
-    return StartFailed(
-        f"{kind} {name!r} is registered twice: {first.mark.place} and {second.mark.place}",
-        hint=f"rename one, or give one a name: @register_{kind}(name=...)",
-    )
+    hint = f"rename one, or give one a name: @register_{kind}(name=...)"
+    if first.mark.place == second.mark.place:
+        hint = "the file is imported under two names; import it the same way everywhere"
+    elif kind in ("health", "reset"):
+        hint = "keep one"
+    return StartFailed(f"{kind} {name!r} is registered twice: {first.mark.place} and {second.mark.place}", hint=hint)
 
 
 def load(project: Project) -> Loaded:
@@ -115,26 +122,45 @@ def load(project: Project) -> Loaded:
 
 def unload(project: Project) -> None:
     """Forget a project's modules, so that ``load`` reads them again."""
-    for name, module in list(sys.modules.items()):
-        if _file_of(module) and Path(_file_of(module)).is_relative_to(project.source):
-            del sys.modules[name]
+    theirs = [
+        (name, module)
+        for name, module in sys.modules.items()
+        if Path(_file_of(module) or _folder_of(module)).is_relative_to(project.source)
+    ]
+    for name, module in theirs:
+        del sys.modules[name]
+        # Bytecode is told from stale by the second and the size; an edit may change neither.
+        if cached := getattr(module, "__cached__", None):
+            with contextlib.suppress(OSError):
+                os.unlink(cached)
+    with contextlib.suppress(ValueError):
+        sys.path.remove(str(project.source))
 
 
 def _file_of(module: ModuleType) -> str:
     return getattr(module, "__file__", None) or ""
 
 
+def _folder_of(module: ModuleType) -> str:
+    """The first folder of a package without ``__init__.py``."""
+    with contextlib.suppress(KeyError):  # its parent is no longer imported
+        return next(iter(getattr(module, "__path__", ())), "")
+    return ""
+
+
 def source_files(source: Path) -> Iterator[Path]:
     """The modules of a project, in a stable order; tests and names that begin with '_' or '.' are not theirs."""
     for path in sorted(source.iterdir()):
-        if path.name.startswith(("_", ".")) or not path.stem.isidentifier():
+        name = path.name if path.is_dir() else path.stem
+        if name.startswith(("_", ".")) or not name.isidentifier():
             continue
         if path.is_dir():
-            if path.name not in ("test", "tests"):
+            if name not in ("test", "tests"):
+                package = path / "__init__.py"
+                if package.is_file():
+                    yield package
                 yield from source_files(path)
-        elif (
-            path.suffix == ".py" and not path.name.startswith("test_") and path.name not in ("conftest.py", "setup.py")
-        ):
+        elif path.suffix == ".py" and not name.startswith("test_") and name not in ("conftest", "setup"):
             yield path
 
 
@@ -142,7 +168,8 @@ def _module_names(source: Path) -> Iterator[str]:
     if not source.is_dir():
         raise StartFailed(f"{source} is not a directory", hint="give the path of a project, as 'aenv init' makes it")
     for path in source_files(source):
-        yield ".".join(path.relative_to(source).with_suffix("").parts)
+        path = path.parent if path.stem == "__init__" else path.with_suffix("")  # noqa: PLW2901
+        yield ".".join(path.relative_to(source).parts)
 
 
 def _import(name: str, source: Path) -> ModuleType:
@@ -160,10 +187,8 @@ def _import(name: str, source: Path) -> ModuleType:
 
 def _traceback(exc: BaseException) -> str:
     """The traceback from the author's own first line on."""
-    if isinstance(exc, SyntaxError):
-        return "".join(traceback.format_exception_only(exc)).rstrip()
     trace = exc.__traceback__
-    while trace and ("importlib" in trace.tb_frame.f_code.co_filename or trace.tb_frame.f_code.co_filename == __file__):
+    while trace and trace.tb_frame.f_code.co_filename.startswith(_IMPORTING):
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(exc), exc, trace)).rstrip()
 

@@ -24,7 +24,10 @@ class Mark(NamedTuple):
     @property
     def place(self) -> str:
         """Where the function is written, as ``file:line``."""
-        code = getattr(self.function, "__code__", None)
+        target: Any = self.function
+        while inner := getattr(target, "__wrapped__", None) or getattr(target, "func", None):
+            target = inner  # what a decorator wrapped, or a partial calls
+        code = getattr(target, "__code__", None) or getattr(type(target).__call__, "__code__", None)
         return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.function)
 
 
@@ -52,7 +55,7 @@ def _mark(kind: Kind, function: F | None, name: str | None, **options: Any) -> F
         if not callable(target):
             raise TypeError(f"@register_{kind} goes on a function, not on {target!r}")
         found = name or getattr(target, "__name__", None)
-        if not found:
+        if not found or found == "<lambda>":
             raise TypeError(f"@register_{kind}: {target!r} has no name of its own, give one with name=")
         given = {key: value for key, value in options.items() if value is not None}
         _marks.append(Mark(kind, target, found, given))

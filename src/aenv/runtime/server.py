@@ -150,7 +150,7 @@ class Server:
         if self._service.loaded.server is not None:
             from aenv.runtime.wrapped import Wrapped
 
-            wrapped = Wrapped(self._service.loaded)
+            wrapped = Wrapped(self._service)
             await wrapped.start()
         await self._service.setup()
         app = App(self._service, self._guard, max_body=config.get("max_body"), wrapped=wrapped)
@@ -170,7 +170,7 @@ class Server:
                 await wrapped.stop()
 
     async def _drain(self, app: App, connections: Connections) -> None:
-        app.mcp.close()
+        app.close_streams()
         if app.calls:
             log.info("waiting up to %g s for %d calls in flight", self._grace, len(app.calls))
             await asyncio.wait(set(app.calls), timeout=self._grace)

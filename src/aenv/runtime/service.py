@@ -102,7 +102,7 @@ class Service:
         value = await run_hook(function, self.context(function.name), {"seed": seed} if takes_seed else {})
         return plain(value, function.result, function.name)
 
-    async def health(self, arguments: dict[str, str]) -> dict[str, Any]:
+    async def health(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The author's health, or the default; raises ``Unhealthy``."""
         function = self.loaded.health
         answer: dict[str, Any] = {"status": "success"}

@@ -61,22 +61,30 @@ class Threads:
         if self._idle:
             self._idle.pop().put(job)
         elif self._started < self._most:
-            self._started += 1
-            inbox: _Inbox = SimpleQueue()
-            inbox.put(job)
-            threading.Thread(
-                target=self._worker, args=(loop, inbox), name=f"aenv-tool-{self._started}", daemon=True
-            ).start()
+            self._start(job)
         else:
             self._waiting.append(job)
         return await job.done
 
-    def _worker(self, loop: asyncio.AbstractEventLoop, inbox: _Inbox) -> None:
+    def _start(self, job: _Job) -> None:
+        inbox: _Inbox = SimpleQueue()
+        inbox.put(job)
+        name = f"aenv-tool-{self._started + 1}"
+        try:
+            threading.Thread(target=self._worker, args=(inbox,), name=name, daemon=True).start()
+        except RuntimeError:  # the machine gives no more; those there are will do
+            if not self._started:
+                raise
+            self._waiting.append(job)
+        else:
+            self._started += 1
+
+    def _worker(self, inbox: _Inbox) -> None:
         while True:
             job = inbox.get()
             outcome = job.run()
             try:
-                loop.call_soon_threadsafe(self._finished, inbox, job, outcome)
+                job.done.get_loop().call_soon_threadsafe(self._finished, inbox, job, outcome)
             except RuntimeError:  # the loop is closed: the sandbox has ended
                 return
 

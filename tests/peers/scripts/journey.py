@@ -10,6 +10,7 @@ import http.client
 import json
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -144,7 +145,7 @@ async def logs(peer: Peer) -> dict[str, list[list[str]]]:
 
 async def timeout(peer: Peer) -> dict[str, Any]:
     """One call is given up while another, begun before it, goes on to its end."""
-    other = asyncio.create_task(peer.call("sleep", {"seconds": 1.0}))
+    other = asyncio.create_task(peer.call("sleep", {"seconds": 0.6}))
     begun = time.monotonic()
     refused = await failure(peer.call("sleep", {"seconds": 600.0}, timeout=0.3))
     report = {"raised": refused, "soon": time.monotonic() - begun < 5}
@@ -166,7 +167,7 @@ def end(url: str, trace: Trace) -> dict[str, Any]:
         connection = http.client.HTTPConnection(parts.netloc, timeout=10)
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}})
         headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
-        connection.request("POST", parts.path, body, {**headers, SESSION: session})
+        connection.request("POST", f"{parts.path}?{parts.query}", body, {**headers, SESSION: session})
         afterwards.append(connection.getresponse().status)
         connection.close()
     return {"sessions": len(trace.sessions), "deleted": trace.statuses("DELETE"), "afterwards": afterwards}
@@ -175,7 +176,7 @@ def end(url: str, trace: Trace) -> dict[str, Any]:
 async def cancelled(connect: Connect, order: dict[str, Any]) -> dict[str, Any]:
     """A call whose task is cancelled, while another goes on; how often the tool heard of it."""
     async with connect(order["url"], {}, Trace()) as peer:
-        other = asyncio.create_task(peer.call("sleep", {"seconds": 1.0}))
+        other = asyncio.create_task(peer.call("sleep", {"seconds": 0.6}))
         heard: list[list[Any]] = []
         task = asyncio.create_task(peer.call("sleep", {"seconds": 600.0}, progress=heard))
         await peer.call("echo", {"text": "both have begun"})
@@ -198,9 +199,9 @@ async def content(connect: Connect, order: dict[str, Any]) -> dict[str, Any]:
 async def guarded(connect: Connect, order: dict[str, Any]) -> dict[str, Any]:
     """The two ways to present a token, and none."""
 
-    async def attempt(url: str, headers: dict[str, str]) -> str:
+    async def attempt(url: str, headers: dict[str, str]) -> bool:
         async with connect(url, headers, Trace()) as peer:
-            return str((await peer.call("echo", {"text": "in"}))["content"][0]["text"])
+            return bool(await peer.tools())
 
     url, token = order["url"], order["token"]
     return {
@@ -276,5 +277,14 @@ JOURNEYS = {
 
 def main(connect: Callable[[dict[str, Any]], Connect]) -> None:
     order = json.loads(sys.argv[1])
-    report = asyncio.run(JOURNEYS[order["journey"]](connect(order), order))
-    print(json.dumps(report), flush=True)
+
+    async def travel() -> dict[str, Any]:
+        report: dict[str, Any] = {}
+        for name, stop in order["journeys"].items():
+            try:
+                report[name] = await JOURNEYS[name](connect(order), stop)
+            except Exception:
+                report[name] = {"raised": traceback.format_exc()}
+        return report
+
+    print(json.dumps(asyncio.run(travel())), flush=True)
