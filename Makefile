@@ -6,7 +6,7 @@ NAME ?= 01-hello
 SOAK_SECONDS ?= 3600
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench bench-check docs serve soak clean
+.PHONY: help install components demo test lint bench bench-check docs serve soak clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
@@ -28,6 +28,10 @@ $(VENV)/dev.stamp: pyproject.toml $(VENV)/package.stamp
 	@touch $@
 
 install: $(VENV)/dev.stamp  ## the package and the tools for development, in .venv
+
+components: $(VENV)/dev.stamp  ## what more tests need: Node tools, other lines of the MCP libraries
+	@scripts/node-tools
+	@$(BIN)/python -m tests.peers
 
 demo: $(VENV)/package.stamp  ## examples/01-hello: two episodes, from tools to reward
 	@cd examples/$(NAME) && $(abspath $(BIN))/python episode.py

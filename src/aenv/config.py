@@ -149,8 +149,9 @@ def environment() -> dict[str, str]:
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a process we start: this one's, with ``extra`` over it."""
-    return {**os.environ, **extra}
+    """The environment for a sandbox we start: ``extra`` over this process's, less what concerns this process alone."""
+    hidden = {found.variable for found in SETTINGS if found.secret or not found.in_file}
+    return {name: value for name, value in os.environ.items() if name not in hidden} | dict(extra)
 
 
 def default_environment(values: Mapping[str, str]) -> None:

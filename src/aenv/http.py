@@ -22,6 +22,7 @@ from aenv.errors import Invalid, NetworkError, TooLarge
 IDLE = 60.0
 """Seconds an unused connection is kept; shorter than a sandbox keeps its side."""
 MOST_IDLE = 512
+MOST_HEAD = 1024 * 1024
 MOST_BODY = 1024 * 1024 * 1024
 CONNECT_TIMEOUT = 10.0
 CHUNK = 256 * 1024
@@ -125,9 +126,10 @@ async def request(
 
 def _retry_after(response: Response) -> float | None:
     try:
-        return min(float(response.headers[b"retry-after"]), 60.0)
+        pause = float(response.headers[b"retry-after"])
     except (KeyError, ValueError):
         return None
+    return min(pause, 60.0) if pause >= 0 else None
 
 
 class _Pool:
@@ -312,6 +314,12 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()  # nobody asked
             return
         self._heard = True
+        if not self._headed:
+            self._size += len(data)
+            if self._size > MOST_HEAD:
+                self._fail(TooLarge("the head of the answer is too long"))
+                self._transport.abort()
+                return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as exc:
@@ -327,7 +335,7 @@ class _Connection(asyncio.Protocol):
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        self._headed = True
+        self._headed, self._size = True, 0
 
     def on_body(self, part: bytes) -> None:
         self._size += len(part)

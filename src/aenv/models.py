@@ -39,6 +39,21 @@ class EnvRef(Struct, frozen=True):
     def __str__(self) -> str:
         return f"{self.name}@{self.version}" if self.version else self.name
 
+    def admits(self, version: str) -> bool:
+        """Whether a version is one that is asked for: ``^1.2`` up to 2, ``~1.2`` up to 1.3, ``1.2`` any 1.2.x."""
+        wanted = self.version
+        if wanted in (None, "latest", "*") or wanted == version:
+            return True
+        parts = [int(part) for part in re.split(r"[-+]", wanted.lstrip("^~"))[0].split(".")]
+        found = [int(part) for part in re.split(r"[-+]", version)[0].split(".")]
+        if wanted[0] == "^":
+            fixed = next((place for place, part in enumerate(parts) if part), len(parts) - 1) + 1
+        elif wanted[0] == "~":
+            fixed = min(len(parts), 2)
+        else:
+            return len(parts) < 3 and found[: len(parts)] == parts
+        return found[:fixed] == parts[:fixed] and found >= parts
+
 
 def parse_duration(value: str | float, what: str = "ttl") -> float:
     """Seconds in ``90s``, ``30m``, ``1h30m``, ``24h``, ``1d`` or a plain number; anything else is an error."""
@@ -80,17 +95,13 @@ to_json = msgspec.json.Encoder(enc_hook=_foreign).encode
 NOT_JSON = (TypeError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError)
 
 
-def printable(text: str) -> str:
-    """Text that UTF-8 can carry: half of a surrogate pair becomes a question mark."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
 class SandboxSpec(Struct, frozen=True, kw_only=True):
     """What a caller asks for."""
 
     env: EnvRef
     datasource: str = ""
     ttl: float | None = None
+    startup_timeout: float = 500.0
     environment_variables: dict[str, str] = {}
     arguments: list[str] = []
     owner: str | None = None

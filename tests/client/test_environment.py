@@ -17,6 +17,7 @@ from aenv import (
     CallTimeout,
     Environment,
     Invalid,
+    NetworkError,
     NotFound,
     RateLimited,
     SandboxLost,
@@ -122,7 +123,7 @@ async def test_rewards_by_name(lab: Sandbox) -> None:
     async with make(lab) as env:
         assert await env.call_reward({"answer": "42"}, name="score") == 1.0
         assert await env.call_reward({"answer": "x"}, name="detailed") == {"score": 0.5, "why": "x"}
-        with pytest.raises(Invalid, match="there are 4 rewards"):
+        with pytest.raises(Invalid, match="there are 5 rewards"):
             await env.call_reward({"answer": "42"})
         with pytest.raises(NotFound, match="no reward 'scor'") as caught:
             await env.call_reward({}, name="scor")
@@ -131,7 +132,7 @@ async def test_rewards_by_name(lab: Sandbox) -> None:
             await env.call_reward({}, name="score")
 
 
-@pytest.mark.parametrize("name", ["broken", "nan"])
+@pytest.mark.parametrize("name", ["broken", "nan", "limited"])
 async def test_a_reward_that_fails_is_never_a_number(lab: Sandbox, name: str) -> None:
     async with make(lab) as env:
         with pytest.raises(AuthorError):
@@ -142,9 +143,9 @@ async def test_functions(lab: Sandbox) -> None:
     async with make(lab) as env:
         assert await env.call_function("shout", {"text": "a", "times": "2"}) == {"text": "AA"}
         listed = await env.list_functions()
-        assert listed["total"] == 3
+        assert listed["total"] == 4
         assert {"name", "endpoint", "method", "description", "inputSchema"} == set(listed["functions"][0])
-        assert listed["reward"] == ["score", "detailed", "broken", "nan"]
+        assert listed["reward"] == ["score", "detailed", "broken", "nan", "limited"]
         assert listed["health"] == "check"
         with pytest.raises(NotFound):
             await env.call_function("shot")
@@ -182,6 +183,18 @@ async def test_openai_tools_and_back(lab: Sandbox) -> None:
         assert (await env.call_tool(names[names.index("add")], {"a": 5})).text == "7"
 
 
+async def test_openai_names_of_tools_that_are_alike(tmp_path: Path) -> None:
+    code = "from aenv import register_tool\n"
+    for name in ("a.b", "a_b", "a-b"):
+        code += f"@register_tool(name={name!r})\ndef f() -> str:\n    return {name!r}\n"
+    (tmp_path / "tools.py").write_text(code)
+    with sandbox(tmp_path) as running:
+        async with make(running) as env:
+            names = [tool["function"]["name"] for tool in await env.list_openai_tools()]
+            assert [(await env.call_tool(name)).text for name in names] == ["a.b", "a_b", "a-b"]
+            assert (await env.call_tool("a_b")).text == "a_b"
+
+
 def test_openai_names_fit_and_map_back() -> None:
     from aenv.client.environment import _openai_name
 
@@ -193,6 +206,85 @@ def test_openai_names_fit_and_map_back() -> None:
         assert name.replace("_", "").replace("-", "").isalnum()
         names[name] = tool
     assert names["plain"] == "plain"
+
+
+class Counting:
+    """A provision that counts what is given and given back."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.given = self.back = 0
+
+    def __call__(self, spec: object) -> Counting:
+        return self
+
+    async def __aenter__(self) -> Address:
+        await asyncio.sleep(0.05)
+        self.given += 1
+        return Address(url=self.url, attached=True)
+
+    async def __aexit__(self, *_: object) -> None:
+        self.back += 1
+
+
+async def test_release_during_initialize_leaves_no_sandbox(lab: Sandbox) -> None:
+    provision = Counting(lab.url)
+    env = Environment("lab", provision=provision)
+    opening = asyncio.create_task(env.initialize())
+    await asyncio.sleep(0)
+    await env.release()
+    await opening
+    assert (provision.given, provision.back) == (1, 1)
+
+
+async def test_release_cancelled_while_it_says_farewell_gives_the_sandbox_back(lab: Sandbox) -> None:
+    provision = Counting(lab.url)
+    env = Environment("lab", provision=provision)
+    with pytest.raises(CallTimeout):
+        await env.call_tool("sleep", {"seconds": 60}, timeout=0.05)
+    releasing = asyncio.create_task(env.release())
+    await asyncio.sleep(0)
+    releasing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await releasing
+    assert provision.back == 1
+
+
+def test_an_environment_made_before_a_fork_is_released_by_the_child_that_used_it(lab: Sandbox) -> None:
+    provision = Counting(lab.url)
+    env = Environment("lab", provision=provision)
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+
+            async def use() -> int:
+                async with env:
+                    assert (await env.call_tool("add", {"a": 1})).text == "3"
+                return 10 * provision.given + provision.back
+
+            code = asyncio.new_event_loop().run_until_complete(use())
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 11
+
+
+async def test_a_token_that_is_no_header_is_refused(lab: Sandbox) -> None:
+    env = Environment("lab", provision=attach(lab.url, "t\r\nX-Injected: 1"))
+    with pytest.raises(Invalid, match="the token has characters"):
+        await env.initialize()
+
+
+async def test_an_address_that_is_no_sandbox() -> None:
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readuntil(b"\r\n\r\n"):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    server = await asyncio.start_server(other, "127.0.0.1", 0)
+    env = Environment("x", provision=attach(f"127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+    with pytest.raises(NetworkError, match="no data"):
+        await env.call_reward()
+    server.close()
 
 
 async def test_the_first_call_initializes_once(lab: Sandbox) -> None:
@@ -381,6 +473,16 @@ async def test_embedded_runs_the_project_in_the_current_directory(monkeypatch: p
         assert (about["arguments"], about["seed"]) == (["a"], 3)
     with pytest.raises(NotFound, match="lab@1.2.3"):
         await Environment("other").initialize()
+    with pytest.raises(NotFound, match="lab@1.2.3"):
+        await Environment("lab@^2.0").initialize()
+
+
+async def test_what_concerns_the_owner_does_not_reach_an_embedded_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FIXTURES / "lab")
+    monkeypatch.setenv("AENV_OWNER_TOKEN_SHA256", "0" * 64)
+    monkeypatch.setenv("AENV_SEED", "77")
+    async with Environment("lab@^1.0") as env:
+        assert (await env.call_tool("lab@1.2.3/about")).structured["seed"] is None
 
 
 async def test_logs_name_the_tool_and_never_its_arguments(lab: Sandbox, caplog: pytest.LogCaptureFixture) -> None:

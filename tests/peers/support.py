@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-
-from tests.peers import venvs
+from benchmarks import venvs
 
 HERE = Path(__file__).resolve().parent
 PROJECTS = HERE / "projects"
@@ -45,11 +44,15 @@ CLIENTS = [OFFICIAL_1, OFFICIAL_2, OFFICIAL_2_LEGACY, FASTMCP_3, FASTMCP_4, FAST
 
 
 def interpreter(venv: str) -> str:
-    """The python of a peer's environment; the test is skipped when there can be none."""
-    try:
-        return str(venvs.python(venv))
-    except venvs.Unavailable as exc:
-        pytest.skip(f"the virtual environment {venv} cannot be made here: {exc}")
+    """The python of a peer's environment; the test is skipped when there is none."""
+    wanted = requirements(venv)
+    if not venvs.is_made(wanted, with_package=True):
+        pytest.skip(f"needs the virtual environment {venv}: run 'make components'")
+    return str(venvs.python(wanted, with_package=True))
+
+
+def requirements(venv: str) -> Path:
+    return HERE / "requirements" / f"{venv}.txt"
 
 
 def command(client: Client, journeys: Mapping[str, Mapping[str, str]]) -> list[str]:

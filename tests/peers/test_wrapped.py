@@ -30,7 +30,21 @@ from tests.support import Sandbox, sandbox
 
 pytestmark = pytest.mark.peer
 
-NAMES = ["about", "cancelled", "fail", "greet", "picture", "point", "refuse", "shout", "sleep", "tally", "work"]
+NAMES = [
+    "about",
+    "cancelled",
+    "fail",
+    "greet",
+    "late",
+    "leave",
+    "picture",
+    "point",
+    "refuse",
+    "shout",
+    "sleep",
+    "tally",
+]
+NAMES += ["work"]
 PICTURE = {"type": "image", "data": "iVBORw0KGgpyZXN0", "mimeType": "image/png"}
 TOLD = {"instance_id": "local", "arguments": ["--verbose", "x"], "seed": 7}
 JSON = {"Content-Type": "application/json"}
@@ -103,6 +117,21 @@ def test_a_name_taken_twice_is_an_error(project: Project, tmp_path: Path) -> Non
             pass
 
 
+async def test_a_tool_that_calls_exit_ends_nothing(served: Served) -> None:
+    async with served.environment() as env:
+        result = await env.call_tool("leave")
+        assert result.is_error
+        assert (await env.call_tool("greet", {"name": "Ada"})).text == "Hello, Ada!"
+    assert served.post("/tools/leave", {})[0] == 500
+    assert served.post("/tools/greet", {"name": "Ada"})[0] == 200
+
+
+async def test_a_call_limit_is_the_platforms_failure(served: Served) -> None:
+    async with served.environment() as env:
+        with pytest.raises(CallTimeout, match="late\\(\\) took longer than 2 s"):
+            await env.call_tool("late")
+
+
 async def test_the_sdk_sees_both_kinds_of_tools(served: Served) -> None:
     async with served.environment() as env:
         listed = {tool["name"].partition("/")[2]: tool for tool in await env.list_tools()}
@@ -116,7 +145,7 @@ async def test_the_sdk_sees_both_kinds_of_tools(served: Served) -> None:
 
 
 def _ours() -> list[str]:
-    return ["shout", "picture", "about", "refuse"]
+    return ["shout", "picture", "about", "refuse", "late"]
 
 
 async def test_the_sdk_calls_the_servers_tools(served: Served) -> None:
@@ -162,7 +191,8 @@ def test_plain_http(served: Served) -> None:
     assert (status, greeted["data"]["content"]) == (200, text("Hello, Bo!"))
     assert served.post("/tools/work", {"n": 1})[1]["data"]["content"] == text("worked")
     status, failed = served.post("/tools/fail", {})
-    assert (status, failed) == (500, {"success": False, "error": served.project.failure, "code": "tool_failed"})
+    assert (status, failed["success"]) == (500, False)
+    assert failed["error"].endswith(served.project.failure)
     assert served.post("/tools/shout", {"text": "hey"}) == (200, {"success": True, "data": "HEY!"})
     assert served.post("/tools/shout", {})[0] == 422
     assert served.post("/tools/nothing", {})[0] == 404

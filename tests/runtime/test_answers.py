@@ -62,7 +62,7 @@ async def fill(answers: Answers, start: Starts, *ids: str, body: bytes = b"x") -
 
 def known(answers: Answers, call_id: str) -> str:
     try:
-        return "kept" if answers.get(call_id, request()) else "new"
+        return "kept" if answers.find(call_id, request()) else "new"
     except Conflict:
         return "dropped"
 
@@ -72,12 +72,12 @@ def known(answers: Answers, call_id: str) -> str:
 
 async def test_the_same_request_gets_the_same_answer(start: Starts) -> None:
     answers, call = Answers(), start(b"x")
-    assert answers.get("a", request()) is None
+    assert answers.find("a", request()) is None
     answers.keep("a", request(), call.answer)
-    assert answers.get("a", request()) is call.answer
+    assert answers.find("a", request()) is call.answer
     await call.finish()
-    assert answers.get("a", request()) is call.answer
-    assert answers.get("b", request()) is None
+    assert answers.find("a", request()) is call.answer
+    assert answers.find("b", request()) is None
 
 
 @pytest.mark.parametrize("other", [request(b'{"x": 1}'), request(path="/tools/other"), request(b"")])
@@ -85,7 +85,7 @@ async def test_another_request_under_the_same_id_is_a_conflict(start: Starts, ot
     answers = Answers()
     answers.keep("a", request(), start(b"x").answer)
     with pytest.raises(Conflict, match="call id a was used for another call") as caught:
-        answers.get("a", other)
+        answers.find("a", other)
     assert caught.value.hint
 
 
@@ -96,26 +96,25 @@ async def test_the_oldest_are_dropped_by_number(start: Starts) -> None:
 
 
 async def test_the_oldest_are_dropped_by_size(start: Starts) -> None:
-    answers = Answers(most_bytes=10)
-    await fill(answers, start, "a", "b", body=b"12345")
-    assert [known(answers, id) for id in "ab"] == ["kept", "kept"]
-    await fill(answers, start, "c", body=b"1234567")
-    assert [known(answers, id) for id in "abc"] == ["dropped", "dropped", "kept"]
+    answers = Answers(most_bytes=80)
+    await fill(answers, start, *"abcdefgh", body=b"x" * 10)
+    assert {known(answers, id) for id in "abcdefgh"} == {"kept"}
+    await fill(answers, start, "i", body=b"x" * 10)
+    assert [known(answers, id) for id in "abi"] == ["dropped", "kept", "kept"]
 
 
-async def test_one_answer_too_large_to_keep_leaves_room_for_the_next(start: Starts) -> None:
-    answers = Answers(most_bytes=10)
-    await fill(answers, start, "huge", body=b"x" * 1000)
-    assert known(answers, "huge") == "dropped"
-    await fill(answers, start, "a", "b", body=b"12345")
-    assert [known(answers, id) for id in "ab"] == ["kept", "kept"]
+async def test_large_answers_push_out_each_other_and_not_the_small(start: Starts) -> None:
+    answers = Answers(most_bytes=80)
+    await fill(answers, start, "small", body=b"x")
+    await fill(answers, start, "a", "b", "c", body=b"x" * 1000)
+    assert [known(answers, id) for id in ("small", "a", "b", "c")] == ["kept", "dropped", "kept", "kept"]
 
 
 async def test_a_dropped_id_is_told_from_a_new_one(start: Starts) -> None:
     answers = Answers(most=1)
     await fill(answers, start, "a", "b")
     with pytest.raises(Conflict, match="call a was answered before, and its answer is no longer kept"):
-        answers.get("a", request())
+        answers.find("a", request())
 
 
 async def test_dropped_ids_are_forgotten_in_the_end(start: Starts) -> None:
@@ -126,13 +125,13 @@ async def test_dropped_ids_are_forgotten_in_the_end(start: Starts) -> None:
 
 
 async def test_calls_in_flight_are_never_dropped(start: Starts) -> None:
-    answers = Answers(most=2, most_bytes=3)
+    answers = Answers(most=2, most_bytes=80)
     flying = {call_id: start(b"later") for call_id in "xyz"}
     for call_id, call in flying.items():
         answers.keep(call_id, request(), call.answer)
-    await fill(answers, start, "a", "b", body=b"1234")
+    await fill(answers, start, "a", "b", body=b"1234")  # small, and more than two
     for call_id, call in flying.items():
-        assert answers.get(call_id, request()) is call.answer
+        assert answers.find(call_id, request()) is call.answer
     assert [known(answers, id) for id in "ab"] == ["dropped", "dropped"]
     await flying["x"].finish()
     assert known(answers, "x") == "dropped"
@@ -146,7 +145,7 @@ async def test_a_cancelled_call_is_kept_like_any_other(start: Starts) -> None:
     assert call.answer.task is not None
     with pytest.raises(asyncio.CancelledError):
         await call.answer.task
-    assert answers.get("a", request()) is call.answer
+    assert answers.find("a", request()) is call.answer
 
 
 async def test_only_a_call_in_flight_can_be_cancelled(start: Starts) -> None:

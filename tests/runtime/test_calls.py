@@ -104,3 +104,18 @@ async def test_the_client_asks_again_after_a_cut_and_the_call_runs_once() -> Non
             assert (await env.call_tool("count")).structured == {"result": 2}
         assert cuts == 2
         server.close()
+
+
+def test_the_query_belongs_to_the_call(lab: Sandbox) -> None:
+    headers = {"AEnv-Call-Id": "queried"}
+    assert send(lab.port, "POST", "/task/reward?name=score", {"answer": "42"}, headers).json["data"] == 1.0
+    assert send(lab.port, "POST", "/task/reward?name=detailed", {"answer": "42"}, headers).status == 409
+
+
+def test_a_huge_answer_does_not_push_out_the_others(lab: Sandbox) -> None:
+    small, huge = {"AEnv-Call-Id": "before-huge"}, {"AEnv-Call-Id": "huge"}
+    first = send(lab.port, "POST", "/tools/count", {}, small)
+    body = {"size": 40_000_000}
+    assert len(send(lab.port, "POST", "/tools/big", body, huge).body) > 40_000_000
+    assert send(lab.port, "POST", "/tools/count", {}, small).json == first.json
+    assert len(send(lab.port, "POST", "/tools/big", body, huge).body) > 40_000_000

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aenv.errors import AEnvError, AuthorError, Forbidden, Invalid, InvalidConfig, ToolError
+from aenv.errors import AuthorError, Forbidden, Invalid, InvalidConfig, RateLimited
 from aenv.runtime import functions
 from aenv.runtime.context import Context
 from aenv.runtime.functions import Function, Raised, author_error, in_thread, run_hook
@@ -246,10 +246,10 @@ async def test_a_hook_gives_its_value() -> None:
     assert await run_hook(made(documented), Context(), {"a": 3}) == 3
 
 
-@pytest.mark.parametrize("cause", [SystemExit(1), KeyError("k"), ToolError("ours")], ids=repr)
+@pytest.mark.parametrize("cause", [SystemExit(1), KeyError("k"), RateLimited("slow"), Invalid("yours")], ids=repr)
 def test_what_the_caller_is_told(cause: BaseException) -> None:
     error = author_error(made(documented), Raised(cause))
-    if isinstance(cause, AEnvError):
+    if isinstance(cause, Invalid):  # the author found the caller at fault
         assert error is cause
     else:
         assert isinstance(error, AuthorError)

@@ -46,7 +46,8 @@ def test_routes(lab: Sandbox, method: str, path: str, body: object, status: int,
         ("POST", "/reset", {"other": 1}, 422, "invalid"),
         ("GET", "/nowhere", None, 404, "not_found"),
         ("GET", "/custom/path?n=x", None, 422, "invalid"),
-        ("PUT", "/health", {}, 422, "invalid"),
+        ("PUT", "/health", {}, 405, "invalid"),
+        ("GET", "/functions/shout?text=a", None, 405, "invalid"),
         ("POST", "/../../etc/passwd", {}, 404, "not_found"),
     ],
 )
@@ -198,3 +199,93 @@ def test_a_slow_reader_delays_nobody(lab: Sandbox) -> None:
         received = 100
         while received < 20_000_000:
             received += len(slow.recv(1_000_000))
+
+
+def _raw(port: int, data: bytes) -> bytes:
+    """What comes back for bytes sent as they are, until the server closes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        found = b""
+        while part := sock.recv(65536):
+            found += part
+        return found
+
+
+def test_a_page_of_another_site_cannot_make_a_browser_call(lab: Sandbox) -> None:
+    for site in ("cross-site", "same-site"):
+        assert send(lab.port, "GET", "/custom/path?n=1", headers={"Sec-Fetch-Site": site}).status == 403
+    assert send(lab.port, "GET", "/custom/path?n=1", headers={"Sec-Fetch-Site": "none"}).status == 200
+
+
+@pytest.mark.parametrize(
+    "flood", [b"GET /" + b"a" * 5_000_000, b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 5_000_000]
+)
+def test_a_head_without_end_is_cut_off(lab: Sandbox, flood: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", lab.port), timeout=20) as sock:
+        with pytest.raises(OSError):  # noqa: PT011 - reset or broken pipe, as the kernel has it
+            sock.sendall(flood * 10)
+    assert send(lab.port, "GET", "/health").status == 200
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        (b"GET /health HTTP/1.1\r\nHost: evil.com\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 400"),
+        (
+            b"POST /tools/add HTTP/1.1\r\nHost: evil.com\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b'8\r\n{"a": 1}\r\n0\r\nHost: localhost\r\n\r\n',
+            b"HTTP/1.1 403",
+        ),
+        (b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 200"),
+        (b"HEAD /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"HTTP/1.1 405"),
+        (b"OPTIONS /mcp HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"HTTP/1.1 405"),
+    ],
+)
+def test_odd_but_readable_requests(lab: Sandbox, request_: bytes, answer: bytes) -> None:
+    assert _raw(lab.port, request_).startswith(answer)
+
+
+def test_requests_sent_before_the_answer_to_an_earlier_one(lab: Sandbox) -> None:
+    def one(n: int) -> bytes:
+        body = b'{"a": %d}' % n
+        return b"POST /tools/add HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+    with socket.create_connection(("127.0.0.1", lab.port), timeout=20) as sock:
+        sock.sendall(b"".join(one(n) for n in range(40)))
+        found = b""
+        while found.count(b'"data"') < 40:
+            found += sock.recv(65536)
+    assert [int(part.split(b"}")[0]) for part in found.split(b'"data":')[1:]] == [n + 2 for n in range(40)]
+
+
+def test_expecting_to_be_told_to_go_on(lab: Sandbox) -> None:
+    head = b"POST /tools/add HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 8\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", lab.port), timeout=20) as sock:
+        sock.sendall(head)
+        assert sock.recv(1000).startswith(b"HTTP/1.1 100 Continue")
+        sock.sendall(b'{"a": 1}')
+        assert b'"data":3' in sock.recv(1000)
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"jsonrpc":1,', b"[" * 100_000, b'{"x":' * 100_000, b'{"a":"\xff"}', b'{"a":' + b"[" * 100_000]
+)
+@pytest.mark.parametrize("path", ["/mcp", "/reset", "/tools/add", "/functions/shout"])
+def test_json_that_is_none_is_the_callers_fault(lab: Sandbox, path: str, body: bytes) -> None:
+    reply = send(lab.port, "POST", path, body)
+    assert 400 <= reply.status < 500
+    assert reply.json
+
+
+def test_a_health_check_that_hangs_takes_one_thread() -> None:
+    with sandbox(FIXTURES / "lab", variables={"AENV_THREADS": "3"}) as running:
+        send(running.port, "POST", "/functions/hang_health", {"value": True})
+        socks = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(10)]
+        for sock in socks:
+            sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert send(running.port, "POST", "/tools/add", {"a": 1}).json["data"] == 3
+        assert send(running.port, "POST", "/functions/hang_health", {"value": False}).status == 200
+        for sock in socks:
+            assert sock.recv(100).startswith(b"HTTP/1.1 200")
+            sock.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
 from typing import Any
@@ -164,13 +165,14 @@ def test_two_clients_with_the_same_request_ids_never_cancel_each_other(lab: Sand
     replies: dict[str, Reply] = {}
 
     def sleep(name: str, session: Session) -> None:
-        replies[name] = session.request("tools/call", call("sleep", {"seconds": 1}), id=7)
+        replies[name] = session.request("tools/call", call("sleep", {"seconds": 2}), id=7)
 
     threads = [threading.Thread(target=sleep, args=pair) for pair in (("first", first), ("second", second))]
     for thread in threads:
         thread.start()
-    while first.request("tools/call", call("echo", {"text": "x"}), id=7).json.get("error", {}).get("code") != -32600:
-        assert threads[0].is_alive()  # until id 7 is known to be in flight
+    for session, thread in zip((first, second), threads, strict=True):
+        while "error" not in session.request("tools/call", call("echo", {"text": "x"}), id=7).json:
+            assert thread.is_alive()  # until id 7 of that session is known to be in flight
     assert second.notify("notifications/cancelled", {"requestId": 7}).status == 202
     for thread in threads:
         thread.join(30)
@@ -231,3 +233,20 @@ def _in_flight(lab: Sandbox) -> list[str]:
     # A second call proves that the first, sent before it, has been read.
     modern(lab.port, "tools/call", call("echo", {"text": "x"}))
     return ["sleep"]
+
+
+def test_many_new_sessions_leave_a_busy_one_alone(lab: Sandbox) -> None:
+    busy = Session(lab.port)
+    with busy.raw("tools/call", call("sleep", {"seconds": 2})) as sock:
+        body = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-11-25"}}
+        connection = http.client.HTTPConnection("127.0.0.1", lab.port)
+        for _ in range(4200):
+            connection.request("POST", "/mcp", json.dumps(body))
+            assert connection.getresponse().read()
+        connection.close()
+        found = b""
+        while b'"awake"' not in found:
+            part = sock.recv(65536)
+            assert part
+            found += part
+    assert busy.request("ping").json["result"] == {}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -170,3 +172,61 @@ def test_the_source_folder_alone_is_enough(tmp_path: Path) -> None:
         assert send(running.port, "POST", "/tools/alone", {}).json["data"] == "here"
     with sandbox(FIXTURES / "lab" / "src") as running:
         assert send(running.port, "GET", "/info").json["data"]["name"] == "lab"
+
+
+def test_a_signal_ends_a_setup_that_takes_long(tmp_path: Path) -> None:
+    setup = "from aenv import register_setup\n@register_setup\ndef slow():\n print('setting up', flush=True)\n"
+    setup += " import time; time.sleep(600)\n"
+    path = project(tmp_path, a=TOOL.format(name="t", answer=1) + setup)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aenv.runtime", str(path), "--port", "0"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    with process.stdout as heard:
+        assert heard.readline() == "setting up\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_a_second_signal_ends_a_teardown_that_hangs(tmp_path: Path) -> None:
+    teardown = (
+        "from aenv import register_teardown\n@register_teardown\ndef slow():\n print('tearing down', flush=True)\n"
+    )
+    teardown += " import time; time.sleep(600)\n"
+    path = project(tmp_path, a=TOOL.format(name="t", answer=1) + teardown)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aenv.runtime", str(path), "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "AENV_GRACE": "600"},
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdout as heard, process.stderr as log:
+        assert "serving" in log.readline()
+        process.send_signal(signal.SIGTERM)
+        assert heard.readline() == "tearing down\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 1
+
+
+def test_what_was_set_up_is_torn_down_when_a_later_setup_fails(tmp_path: Path) -> None:
+    hooks = (
+        "from aenv import register_setup, register_teardown\n"
+        "@register_setup\ndef one(): print('up', flush=True)\n"
+        "@register_setup\ndef two(): 1/0\n"
+        "@register_teardown\ndef down(): print('down', flush=True)\n"
+    )
+    ended = start(project(tmp_path, a=TOOL.format(name="t", answer=1) + hooks))
+    assert (ended.returncode, ended.stdout) == (1, "up\ndown\n")
+
+
+def test_a_protocol_that_is_not_spoken_is_refused(tmp_path: Path) -> None:
+    project(tmp_path, a=TOOL.format(name="t", answer=1))
+    (tmp_path / "config.json").write_text(
+        '{"name": "x", "version": "1.0.0", "deployConfig": {"protocol": "2031-01-01"}}'
+    )
+    ended = start(tmp_path)
+    assert ended.returncode == 1
+    assert "spoken: 2026-07-28" in ended.stderr

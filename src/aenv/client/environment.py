@@ -41,6 +41,7 @@ Provision = Callable[[SandboxSpec], AbstractAsyncContextManager[Sandbox]]
 P = ParamSpec("P")
 
 DEFAULT_PORT = 8081
+_OPENAI_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 UNREACHABLE = 5.0
 """Seconds a sandbox may be unreachable at the start before it is taken for absent."""
 FAREWELL = 5.0
@@ -105,6 +106,7 @@ class Environment:
             env=EnvRef.parse(env_name),
             datasource=datasource,
             ttl=None if ttl is None else parse_duration(ttl),
+            startup_timeout=startup_timeout,
             environment_variables=dict(environment_variables or {}),
             arguments=list(arguments or ()),
             owner=owner,
@@ -144,11 +146,14 @@ class Environment:
     async def _open(self) -> None:
         async with AsyncExitStack() as stack:
             sandbox = await stack.enter_async_context(self._provision(self.spec))
-            token = f"Authorization: Bearer {sandbox.token}\r\n".encode() if sandbox.token else b""
+            token = b""
+            if sandbox.token:
+                token = f"Authorization: Bearer {mcp.plain_header(sandbox.token, 'the token')}\r\n".encode()
             if not self.skip_for_healthy:
                 boot = await self._healthy(sandbox, token, self.startup_timeout)
                 token += b"AEnv-Boot: %b\r\n" % boot if boot else b""
             self._headers = token
+            self._process = os.getpid()
             self._stack = stack.pop_all()
             self._sandbox = sandbox
         log.info("[ENV:%s] Environment %s is ready", sandbox.id, self.env_name)
@@ -179,13 +184,19 @@ class Environment:
 
     async def release(self) -> None:
         """Give the sandbox back. Safe to call twice; a released environment can be used again."""
-        stack, self._stack, sandbox, self._sandbox = self._stack, None, self._sandbox, None
-        if self._farewells:
+        async with self._opening:
+            stack, self._stack, sandbox, self._sandbox = self._stack, None, self._sandbox, None
+            if stack is None or sandbox is None or self._process != os.getpid():
+                return  # nothing to give back, or a forked child that does not own its parent's sandbox
+            await finish(self._close(stack, sandbox))
+        log.info("[ENV:%s] Environment %s is released", sandbox.id, self.env_name)
+
+    async def _close(self, stack: AsyncExitStack, sandbox: Sandbox) -> None:
+        if sandbox.attached and self._farewells:  # it lives on, so what was cancelled in it should hear that
             await asyncio.wait(set(self._farewells), timeout=FAREWELL)
-        if stack is None or self._process != os.getpid():  # a forked child does not own its parent's sandbox
-            return
-        await finish(stack.aclose())
-        log.info("[ENV:%s] Environment %s is released", sandbox.id if sandbox else "?", self.env_name)
+        for task in list(self._farewells):
+            task.cancel()
+        await stack.aclose()
 
     destroy = release
 
@@ -214,9 +225,10 @@ class Environment:
     async def list_openai_tools(self) -> list[dict[str, Any]]:
         """The tools as OpenAI's API takes them; ``call_tool`` understands the names given here."""
         found = []
-        names: dict[str, str] = {}
-        for tool in await self._tools():
-            name = _openai_name(tool["name"], names)
+        tools = await self._tools()
+        names = {tool["name"]: tool["name"] for tool in tools if _OPENAI_NAME.fullmatch(tool["name"])}
+        for tool in tools:
+            name = tool["name"] if tool["name"] in names else _openai_name(tool["name"], names)
             names[name] = tool["name"]
             function = {
                 "name": name,
@@ -260,7 +272,7 @@ class Environment:
         prefix, slash, tool = name.partition("/")
         if not slash:
             return name
-        if not sandbox.attached and prefix not in (self.env_name, self.spec.env.name):
+        if not sandbox.attached and prefix.partition("@")[0] != self.spec.env.name:
             raise Invalid(f"{name!r} names a tool of {prefix!r}, but this is {self.env_name!r}")
         return tool
 
@@ -414,14 +426,17 @@ def _openai_name(tool: str, taken: Mapping[str, str]) -> str:
 def _envelope(response: http.Response) -> dict[str, Any]:
     try:
         return msgspec.json.decode(response.body, type=dict[str, Any])
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise NetworkError(f"the answer (status {response.status}) is not the runtime's: {exc}") from exc
 
 
 def _data(response: http.Response) -> Any:
     if response.status != 200:
         raise _error(response)
-    return _envelope(response).get("data")
+    body = _envelope(response)
+    if "data" not in body:
+        raise NetworkError("the answer has no data: is this a sandbox's address?")
+    return body["data"]
 
 
 def _error(response: http.Response) -> AEnvError:

@@ -32,24 +32,24 @@ def embedded(spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
             f"no environment {str(spec.env)!r} is known here: {exc}",
             hint="run this in the project's directory, or start it with 'aenv run' and set DUMMY_INSTANCE_IP",
         ) from exc
-    if found.name != spec.env.name or spec.env.version not in (None, "latest", found.version):
+    if found.name != spec.env.name or not spec.env.admits(found.version):
         raise NotFound(
             f"no environment {str(spec.env)!r} is known here; this directory holds {found.name}@{found.version}",
             hint="run this in the project's directory, or start it with 'aenv run' and set DUMMY_INSTANCE_IP",
         )
-    variables = dict(spec.environment_variables)
+    variables = {**found.environment_variables, **spec.environment_variables}
     if spec.seed is not None:
         variables["AENV_SEED"] = str(spec.seed)
     if spec.datasource:
         variables["AENV_DATASOURCE"] = spec.datasource
-    return _sandbox(found.root, arguments=spec.arguments, environment_variables=variables)
+    return _sandbox(found.root, spec, variables)
 
 
 @asynccontextmanager
-async def _sandbox(
-    path: Path, *, arguments: Sequence[str], environment_variables: Mapping[str, str]
-) -> AsyncIterator[Sandbox]:
-    async with run_project(path, arguments=arguments, environment_variables=environment_variables) as url:
+async def _sandbox(path: Path, spec: SandboxSpec, variables: Mapping[str, str]) -> AsyncIterator[Sandbox]:
+    async with run_project(
+        path, arguments=spec.arguments, environment_variables=variables, startup_timeout=spec.startup_timeout
+    ) as url:
         yield Sandbox(url=url, id=f"local-{url.rpartition(':')[2]}")
 
 

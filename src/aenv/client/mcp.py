@@ -18,6 +18,7 @@ from aenv.models import NOT_JSON, ToolResult, to_json
 PROTOCOL = "2026-07-28"
 _HEADER_MISMATCH = -32020
 _PLAIN = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _META = {
     "io.modelcontextprotocol/protocolVersion": PROTOCOL,
     "io.modelcontextprotocol/clientCapabilities": {},
@@ -49,6 +50,13 @@ def header_text(text: str) -> str:
     return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
 
 
+def plain_header(value: str, what: str) -> str:
+    """A value that must go into a header as it is."""
+    if not _PLAIN.fullmatch(value):
+        raise Invalid(f"{what} has characters that a header does not carry")
+    return value
+
+
 class HeaderMismatch(AEnvError):
     """The server wants arguments mirrored in headers; the call did not run."""
 
@@ -59,7 +67,7 @@ def mirrored(tool: Mapping[str, Any]) -> dict[str, str]:
     return {
         name: f"Mcp-Param-{schema['x-mcp-header']}"
         for name, schema in properties.items()
-        if isinstance(schema, dict) and "x-mcp-header" in schema
+        if isinstance(schema, dict) and _TOKEN.fullmatch(str(schema.get("x-mcp-header", "")))
     }
 
 
@@ -121,7 +129,7 @@ def _reply(response: Response) -> _Reply:
         if isinstance(found, dict) and found.get("success") is False:
             raise from_wire({**found, "message": found.get("error")})
         return msgspec.convert(found, _Reply)
-    except (msgspec.DecodeError, msgspec.ValidationError) as exc:
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as exc:
         raise NetworkError(f"the answer (status {response.status}) is not MCP: {exc}") from exc
 
 

@@ -12,12 +12,12 @@ from aenv.errors import AEnvError
 from aenv.runtime.server import Served, run
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, *, host: str = "127.0.0.1") -> int:
     given = sys.argv[1:] if argv is None else argv
     given, arguments = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
     parser = argparse.ArgumentParser(prog="python -m aenv.runtime", description="Serve a project over MCP and HTTP.")
     parser.add_argument("path", nargs="?", default=".", type=Path, help="the project's directory")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (0.0.0.0 in a container)")
+    parser.add_argument("--host", default=host, help="address to listen on (0.0.0.0 in a container)")
     parser.add_argument("--port", default=8081, type=int, help="port to listen on; 0 for any free one")
     parser.add_argument("--open-access", action="store_true", help="ask for no token, also beyond loopback")
     parser.add_argument("--until-eof", action="store_true", help="end when standard input does")

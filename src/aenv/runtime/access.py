@@ -42,7 +42,7 @@ class Guard:
     def check_host(self, request: Request) -> None:
         """Refuse a name that an attacker's page may have pointed at this address."""
         pair = (request.headers.get(b"host"), request.headers.get(b"origin"))
-        if pair in self._seen:
+        if pair in self._seen and b"sec-fetch-site" not in request.headers:
             return
         host = _hostname(f"//{(pair[0] or b'').decode('latin-1')}")
         if not self._host_is_ours(host):
@@ -51,6 +51,8 @@ class Guard:
             origin = _hostname(pair[1].decode("latin-1"))
             if not (is_loopback(origin) or origin in self._allowed or (origin == host and not self._loopback)):
                 raise Forbidden(f"pages of {origin!r} may not call this server")
+        elif request.headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site"):
+            raise Forbidden("pages of other sites may not call this server")
         if len(self._seen) < 256:
             self._seen.add(pair)
 

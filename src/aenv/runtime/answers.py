@@ -2,13 +2,14 @@
 
 An ``Answer`` belongs to the call, not to the connection. Any number of connections may follow it, from any point:
 the one that asked, one that asks again with the same call id after a cut, one that resumes an event stream.
-``Answers`` remembers the recent ones by call id, so that a call whose answer was lost is not run again.
+``Kept`` holds recent ones within bounds; ``Answers`` finds them by call id, so that a call whose answer was lost is
+not run again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from aenv.errors import Conflict
@@ -37,7 +38,7 @@ class Request:
 
     def identity(self) -> int:
         """Tells this request from others under the same call id."""
-        return hash((self.path, self.query, self.body))
+        return hash((self.method, self.path, self.query, self.body))
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
@@ -98,16 +99,16 @@ class Answer:
     def begin(self, status: int, headers: Headers) -> None:
         """Begin an answer in pieces."""
         self.status, self.headers = status, headers
-        self._wake()
+        self.wake()
 
     def write(self, chunk: bytes) -> None:
         if not self.done:
             self.chunks.append(chunk)
-            self._wake()
+            self.wake()
 
     def close(self) -> None:
         self.done = True
-        self._wake()
+        self.wake()
 
     def cancel(self) -> None:
         """End the call behind this answer."""
@@ -125,6 +126,12 @@ class Answer:
         finally:
             timer.cancel()
 
+    def wake(self) -> None:
+        """Let followers look again."""
+        waiters, self._waiters = self._waiters, []
+        for future in waiters:
+            _settle(future)
+
     def joined(self) -> None:
         """A connection follows."""
         self.followers += 1
@@ -139,15 +146,6 @@ class Answer:
             return
         self._leaving = asyncio.get_running_loop().call_later(self.patience, self.cancel)
 
-    def wake(self) -> None:
-        """Let followers look again."""
-        self._wake()
-
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for future in waiters:
-            _settle(future)
-
     @property
     def size(self) -> int:
         return sum(map(len, self.chunks))
@@ -158,52 +156,87 @@ def _settle(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class Answers:
-    """Recent answers by call id, bounded in number and in bytes; those of calls in flight are never dropped."""
+class Kept:
+    """Answers by a key, bounded in number and in bytes; those that are still being written are never dropped.
 
-    def __init__(self, most: int = 2048, most_bytes: int = 32 * 1024 * 1024) -> None:
+    The few last ones that are large are kept apart, so that one of them does not push out all the others.
+    """
+
+    def __init__(self, most: int = 2048, most_bytes: int = 32 * 1024 * 1024, most_large: int = 2) -> None:
         self._most = most
         self._most_bytes = most_bytes
-        self._kept: OrderedDict[str, tuple[int, Answer]] = OrderedDict()
+        self._most_large = most_large
+        self._answers: OrderedDict[str, Answer] = OrderedDict()
         self._bytes = 0
-        self._dropped: OrderedDict[str, None] = OrderedDict()
+        self._large: deque[str] = deque()
 
-    def get(self, call_id: str, request: Request) -> Answer | None:
+    def get(self, key: str) -> Answer | None:
+        return self._answers.get(key)
+
+    def add(self, key: str, answer: Answer) -> None:
+        """Keep an answer whose task is running; what that makes too much is dropped when it has ended."""
+        self._answers[key] = answer
+        if answer.task is not None:
+            answer.task.add_done_callback(lambda _: self._ended(key, answer))
+
+    def dropped(self, key: str) -> None:
+        """Called for each answer that is kept no longer."""
+
+    def _ended(self, key: str, answer: Answer) -> None:
+        answer.task = None
+        if answer.size > self._most_bytes // 8:
+            self._large.append(key)
+            if len(self._large) > self._most_large:
+                self._drop(self._large.popleft())
+        else:
+            self._bytes += answer.size
+        for _ in range(len(self._answers)):
+            if self._bytes <= self._most_bytes and len(self._answers) <= self._most:
+                break
+            oldest = next(iter(self._answers))
+            if not self._answers[oldest].done or oldest in self._large:
+                self._answers.move_to_end(oldest)
+                continue
+            self._bytes -= self._answers[oldest].size
+            self._drop(oldest)
+
+    def _drop(self, key: str) -> None:
+        if self._answers.pop(key, None) is not None:
+            self.dropped(key)
+
+
+class Answers(Kept):
+    """Recent answers by call id."""
+
+    def __init__(self, most: int = 2048, most_bytes: int = 32 * 1024 * 1024) -> None:
+        super().__init__(most, most_bytes)
+        self._most_gone = 8 * most
+        self._requests: dict[str, int] = {}
+        self._gone: OrderedDict[str, None] = OrderedDict()
+
+    def find(self, call_id: str, request: Request) -> Answer | None:
         """The answer to this very request, if it was made before."""
-        if call_id in self._dropped:
+        if call_id in self._gone:
             raise Conflict(f"call {call_id} was answered before, and its answer is no longer kept")
-        found = self._kept.get(call_id)
-        if found is None:
-            return None
-        if found[0] != request.identity():
+        answer = self.get(call_id)
+        if answer is not None and self._requests[call_id] != request.identity():
             raise Conflict(f"call id {call_id} was used for another call", hint="use a new id for a new call")
-        return found[1]
+        return answer
 
     def keep(self, call_id: str, request: Request, answer: Answer) -> None:
-        self._kept[call_id] = (request.identity(), answer)
-        if answer.task is not None:
-            answer.task.add_done_callback(lambda _: self._finished(answer))
+        self._requests[call_id] = request.identity()
+        self.add(call_id, answer)
 
     def cancel(self, call_id: str) -> bool:
         """End a call by its id; False when there is none in flight."""
-        found = self._kept.get(call_id)
-        if found is None or found[1].done:
+        answer = self.get(call_id)
+        if answer is None or answer.done:
             return False
-        found[1].cancel()
+        answer.cancel()
         return True
 
-    def _finished(self, answer: Answer) -> None:
-        answer.task = None
-        self._bytes += answer.size
-        for _ in range(len(self._kept)):
-            if self._bytes <= self._most_bytes and len(self._kept) <= self._most:
-                break
-            call_id, (_, oldest) = next(iter(self._kept.items()))
-            if not oldest.done:
-                self._kept.move_to_end(call_id)
-                continue
-            del self._kept[call_id]
-            self._bytes -= oldest.size
-            self._dropped[call_id] = None
-            if len(self._dropped) > 8 * self._most:
-                self._dropped.popitem(last=False)
+    def dropped(self, key: str) -> None:
+        del self._requests[key]
+        self._gone[key] = None
+        if len(self._gone) > self._most_gone:
+            self._gone.popitem(last=False)

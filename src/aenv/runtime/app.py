@@ -18,7 +18,7 @@ from aenv.errors import AEnvError, Invalid, NotFound, SandboxLost, TooLarge
 from aenv.runtime.access import Guard
 from aenv.runtime.answers import EVENTS, Answer, Answers, Request, Response
 from aenv.runtime.functions import Function
-from aenv.runtime.mcp import LEGACY, MODERN, Endpoint, Reply, is_modern
+from aenv.runtime.mcp import LEGACY, MODERN, Endpoint, Reply
 from aenv.runtime.protocol import Receive, Send
 from aenv.runtime.service import Service, Unhealthy, log, lookup
 from aenv.runtime.tokens import Access
@@ -110,7 +110,7 @@ class App:
         if (request.method, path) in self.service.loaded.endpoints:
             return Access.OWNER, App.endpoint, path
         if methods:
-            raise Invalid(f"{request.method} is not served at {path}", hint=f"use {', '.join(methods)}")
+            raise _WrongMethod(f"{request.method} is not served at {path}", hint=f"use {', '.join(methods)}")
         raise NotFound(
             f"nothing is served at {path}",
             hint=f"served: {', '.join([*EXACT, *map('/{}/...'.format, PREFIX)])}",
@@ -144,7 +144,7 @@ class App:
         call_id = request.header(b"aenv-call-id")
         if call_id is None:
             return self._start(handler(self, request, rest))
-        if answer := self.answers.get(call_id, request):
+        if answer := self.answers.find(call_id, request):
             return answer
         reply = self._start(handler(self, request, rest))
         if isinstance(reply, Answer):
@@ -168,9 +168,7 @@ class App:
     def serve_mcp(self, request: Request, rest: str) -> Reply:
         if self.wrapped is None:
             return self.mcp.handle(request)
-        # A client that asks an older server what it speaks is to hear "sessions": only they reach all it offers.
-        ours = not self.wrapped.modern and is_modern(request) and request.header(b"mcp-method") != "server/discover"
-        return self.mcp.handle(request) if ours else self.wrapped.handle(request)
+        return self.mcp.handle(request) if self.wrapped.leaves_to_us(request) else self.wrapped.handle(request)
 
     def health(self, request: Request, rest: str) -> Reply:
         known = self._guard.access(request) > Access.NONE
@@ -196,6 +194,7 @@ class App:
                 "instance_id": self.service.instance.instance_id,
                 "runtime": __version__,
                 "protocols": [MODERN, *LEGACY],
+                "protocol": project.protocol,
                 "tools": list(loaded.tools),
                 "rewards": list(loaded.rewards),
                 "functions": list(loaded.functions),
@@ -229,7 +228,11 @@ class App:
         )
 
     def function(self, request: Request, name: str) -> Reply:
-        return self._called(lookup(self.service.loaded.functions, name, "function"), request)
+        function = lookup(self.service.loaded.functions, name, "function")
+        # A page of any site can make a browser send a GET: only an author who asked for GET gets it.
+        if request.method not in ("POST", str(function.mark.options["method"]).upper()):
+            raise _WrongMethod(f"function {name!r} is not called by {request.method}", hint="use POST")
+        return self._called(function, request)
 
     def endpoint(self, request: Request, path: str) -> Reply:
         return self._called(self.service.loaded.endpoints[request.method, path], request)
@@ -266,6 +269,10 @@ class App:
         return _working(answer())
 
 
+class _WrongMethod(Invalid):
+    status = 405
+
+
 class _Gone(Exception):
     """The client left before its request was complete."""
 
@@ -288,7 +295,7 @@ def _query(request: Request) -> dict[str, Any]:
 def _object(body: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(body or b"{}", type=dict[str, Any])
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise Invalid(f"the body is not a JSON object: {exc}") from None
 
 
@@ -334,6 +341,7 @@ async def _follow(answer: Answer, position: int, receive: Receive, send: Send) -
                 return
             if answer.status and not begun:
                 await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+                await send({"type": "http.response.body", "body": b"", "more_body": True})  # let the head go out
                 begun = True
             while begun and position < len(answer.chunks):
                 await send({"type": "http.response.body", "body": answer.chunks[position], "more_body": True})
@@ -370,7 +378,7 @@ async def _until_gone(receive: Receive) -> None:
 EXACT: dict[str, dict[str, tuple[Access, Handler]]] = {
     "/mcp": dict.fromkeys(("POST", "GET", "DELETE"), (Access.AGENT, App.serve_mcp)),
     "/health": {"GET": (Access.NONE, App.health)},
-    "/info": {"GET": (Access.AGENT, App.info)},
+    "/info": {"GET": (Access.OWNER, App.info)},
     "/task/reward": {"POST": (Access.OWNER, App.reward)},
     "/functions/list": {"GET": (Access.OWNER, App.list_functions)},
     "/tools": {"GET": (Access.AGENT, App.list_tools)},

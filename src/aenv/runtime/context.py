@@ -8,14 +8,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aenv.models import printable
-
 _LEVELS = (
     (logging.CRITICAL, "critical"),
     (logging.ERROR, "error"),
     (logging.WARNING, "warning"),
     (logging.INFO, "info"),
 )
+
+
+def printable(text: str) -> str:
+    """Text that UTF-8 can carry: half of a surrogate pair becomes a question mark."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 class Instance(NamedTuple):

@@ -9,10 +9,9 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from aenv.errors import AEnvError, AuthorError
-from aenv.models import printable
+from aenv.errors import AEnvError, AuthorError, Invalid
 from aenv.runtime import docstrings, threads
-from aenv.runtime.context import Context
+from aenv.runtime.context import Context, printable
 from aenv.runtime.registry import Mark
 from aenv.runtime.schema import Arguments, Result
 from aenv.runtime.threads import Threads
@@ -108,6 +107,6 @@ async def run_hook(function: Function, context: Context, arguments: dict[str, An
 
 def author_error(function: Function, raised: Raised) -> AEnvError:
     """What the caller of a reward, function or hook is told when it raised."""
-    if isinstance(raised.cause, AEnvError):
+    if isinstance(raised.cause, Invalid):  # the author says that the caller is at fault
         return raised.cause
     return AuthorError(f"{function.mark.kind} {function.name}() raised {raised.summary}")

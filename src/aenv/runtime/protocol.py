@@ -27,6 +27,10 @@ IDLE = 90.0
 SLOW_HEAD = 30.0
 """Seconds a client may take to send the head of a request."""
 MOST_HEAD = 64 * 1024
+SLOW_BODY = 60.0
+"""Seconds a client may be silent in the middle of a body."""
+MOST_WAITING = 16
+"""Requests that may wait for the answer to an earlier one on the same connection."""
 MOST_UNREAD = 256 * 1024
 """Bytes of a body that wait for the application before the client is made to wait."""
 
@@ -73,7 +77,7 @@ class Connection(asyncio.Protocol):
         """Set while the client reads more slowly than it is sent to."""
         self._since = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._url = b""
+        self._url: list[bytes] = []
         self._headers: list[tuple[bytes, bytes]] = []
         self._head = 0
         self._in_head = False
@@ -102,7 +106,14 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             self._closing = True  # answered as the plain request it also is
         except httptools.HttpParserError:
-            self.refuse(400, b"not an HTTP request")
+            self._closing = True
+            if self._active is None:
+                self.refuse(400, b"not an HTTP request")
+            return
+        if self._in_head:
+            self._head += len(data)
+            if self._head > MOST_HEAD:
+                self.refuse(431, b"the head of the request is too long")
 
     def pause_writing(self) -> None:
         self.writable = self._loop.create_future()
@@ -115,27 +126,28 @@ class Connection(asyncio.Protocol):
     # httptools
 
     def on_message_begin(self) -> None:
-        self._url, self._headers, self._head = b"", [], 0
+        self._url, self._headers, self._head = [], [], 0
         self._in_head = True
         self._since = self._loop.time()
 
     def on_url(self, url: bytes) -> None:
-        self._url += url
+        self._url.append(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head += len(name) + len(value)
-        if self._head > MOST_HEAD:
-            self.refuse(431, b"the head of the request is too long")
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        headers, self._headers = self._headers, []  # what comes after a chunked body is none of them
         if self.transport.is_closing():
             return
         try:
-            url = httptools.parse_url(self._url)
+            url = httptools.parse_url(b"".join(self._url))
         except httptools.HttpParserInvalidURLError:
             self.refuse(400, b"not a URL")
+            return
+        if sum(name == b"host" for name, _ in headers) > 1:
+            self.refuse(400, b"more than one Host")
             return
         path = (url.path or b"/").decode("latin-1")
         scope = {
@@ -148,16 +160,18 @@ class Connection(asyncio.Protocol):
             "raw_path": url.path or b"/",
             "query_string": url.query or b"",
             "root_path": "",
-            "headers": self._headers,
+            "headers": headers,
         }
         self._reading = Exchange(self, scope, keep_alive=self._parser.should_keep_alive())
         if self._active is None:
             self._start(self._reading)
         else:
             self._waiting.append(self._reading)
-            self.pause_reading()
+            if len(self._waiting) >= MOST_WAITING:
+                self.pause_reading()
 
     def on_body(self, part: bytes) -> None:
+        self._since = self._loop.time()
         if self._reading is not None:
             self._reading.add(part)
 
@@ -213,9 +227,10 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _check_idle(self) -> None:
-        limit = SLOW_HEAD if self._in_head else IDLE
-        if self._active is None and self._loop.time() - self._since >= limit:
-            self.transport.close()
+        limit = SLOW_HEAD if self._in_head else SLOW_BODY if self._reading is not None else IDLE
+        waits_for_client = self._active is None or self._reading is self._active
+        if waits_for_client and not self._paused and self._loop.time() - self._since >= limit:
+            self.transport.abort()
         else:
             self._timer = self._loop.call_later(SLOW_HEAD, self._check_idle)
 
@@ -318,7 +333,9 @@ class Exchange:
             await self._connection.writable
 
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self._chunked = status not in (204, 304) and all(name != b"content-length" for name, _ in headers)
+        without_length = status not in (204, 304) and all(name != b"content-length" for name, _ in headers)
+        self._chunked = without_length and self.scope["http_version"] != "1.0"
+        self.keep_alive = self.keep_alive and self._chunked == without_length
         lines = [_STATUS[status]]
         for name, value in headers:
             lines += (name, b": ", value, b"\r\n")

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aenv import config, project
-from aenv.errors import AEnvError, Conflict, Invalid
+from aenv.errors import AEnvError, Conflict, Invalid, InvalidConfig
 from aenv.project import Project
 from aenv.runtime import loader, tokens
 from aenv.runtime.access import Guard, is_loopback
 from aenv.runtime.app import App
 from aenv.runtime.context import Instance
+from aenv.runtime.mcp import LEGACY, MODERN
 from aenv.runtime.protocol import Connections
 from aenv.runtime.service import Service
 
@@ -54,6 +55,9 @@ def run(
     ``open_access`` turns that off. The end of what the descriptor ``lifeline`` reads ends the server, too.
     """
     found = project.read(path, config_required=False)
+    if found.protocol not in (None, MODERN, *LEGACY):
+        known = ", ".join((MODERN, *LEGACY))
+        raise InvalidConfig(f"deployConfig.protocol {found.protocol!r} is not spoken here", hint=f"spoken: {known}")
     sock = _bind(host, port)
     config.default_environment(found.environment_variables)
     sys.argv = [sys.argv[0], *arguments]
@@ -143,16 +147,17 @@ class Server:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, _asked_to_stop, stop)
         if lifeline is not None:
-            loop.add_reader(lifeline, _until_end, lifeline, stop)
+            loop.add_reader(lifeline, _until_end, loop, lifeline, stop)
         wrapped = None
         if self._service.loaded.server is not None:
             from aenv.runtime.wrapped import Wrapped
 
             wrapped = Wrapped(self._service)
             await wrapped.start()
-        await self._service.setup()
+        if not await self._set_up(stop):
+            return
         app = App(self._service, self._guard, max_body=config.get("max_body"), wrapped=wrapped)
         connections = Connections(app)
         listening = await loop.create_server(connections, sock=self._socket, backlog=1024)
@@ -165,9 +170,33 @@ class Server:
                 watching.cancel()
             listening.close()
             await self._drain(app, connections)
-            await self._service.teardown()
+            await self._tear_down()
             if wrapped is not None:
                 await wrapped.stop()
+
+    async def _set_up(self, stop: asyncio.Event) -> bool:
+        """Run the author's setup; False when a signal came first. What was set up is torn down when it fails."""
+        setup, stopped = asyncio.create_task(self._service.setup()), asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait((setup, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if setup.done():
+                setup.result()
+                return True
+            setup.cancel()
+        except AEnvError:
+            await self._tear_down()
+            raise
+        finally:
+            stopped.cancel()
+        await self._tear_down()
+        return False
+
+    async def _tear_down(self) -> None:
+        try:
+            async with asyncio.timeout(self._grace):
+                await self._service.teardown()
+        except TimeoutError:
+            log.error("teardown took longer than %g s and was left", self._grace)
 
     async def _drain(self, app: App, connections: Connections) -> None:
         app.close_streams()
@@ -187,19 +216,31 @@ class Server:
             if now == before:
                 continue
             before = now
+            if app.wrapped is not None:
+                log.warning("a file changed, but a project's own MCP server is not reloaded: start it again")
+                continue
             loader.unload(self._project)
+            old = self._service.loaded
             try:
-                loaded = loader.load(self._project)
+                self._service.loaded = loaded = loader.load(self._project)
+                await self._service.setup()
             except AEnvError as exc:
+                self._service.loaded = old
                 log.error("reload failed, the last good version goes on serving\n%s", exc)
                 continue
-            self._service.loaded = loaded
             app.mcp.refresh()
             log.warning("reloaded: %d tools", len(loaded.tools))
 
 
-def _until_end(lifeline: int, stop: asyncio.Event) -> None:
+def _asked_to_stop(stop: asyncio.Event) -> None:
+    if stop.is_set():  # asked again: whatever it is that does not end is left behind
+        os._exit(1)
+    stop.set()
+
+
+def _until_end(loop: asyncio.AbstractEventLoop, lifeline: int, stop: asyncio.Event) -> None:
     if not os.read(lifeline, 4096):
+        loop.remove_reader(lifeline)
         stop.set()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import logging
-import math
+import sys
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from aenv.runtime.loader import Loaded
 
 log = logging.getLogger("aenv.runtime")
 HEALTHY = ("healthy", "success", "ok")
+HEALTH_LIMIT = 30.0
 
 
 class Unhealthy(AEnvError):
@@ -39,6 +40,7 @@ class Service:
         self.instance = instance
         self.loaded = loaded
         self.call_limit: float | None = project.timeouts.call
+        self._checking: asyncio.Task[dict[str, Any]] | None = None
 
     def context(self, name: str, notify: Notify = silent, progress_token: str | int | None = None) -> Context:
         return Context(self.instance, name=name, notify=notify, progress_token=progress_token)
@@ -103,24 +105,36 @@ class Service:
         return plain(value, function.result, function.name)
 
     async def health(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The author's health, or the default; raises ``Unhealthy``."""
+        """The author's health, or the default; raises ``Unhealthy``.
+
+        Whoever asks while a check is running gets its answer: one that hangs takes one thread, however many ask.
+        """
         function = self.loaded.health
-        answer: dict[str, Any] = {"status": "success"}
         if function is None:
-            return answer
+            return {"status": "success"}
+        given = function.decode(arguments, text=True)
+        check = None if given else self._checking
+        if check is None or check.done():
+            check = asyncio.create_task(self._check_health(function, given))
+            check.add_done_callback(lambda task: task.cancelled() or task.exception())
+            if not given:
+                self._checking = check
+        await asyncio.wait({check}, timeout=HEALTH_LIMIT)
+        if not check.done():
+            reason = f"the health check has not answered within {HEALTH_LIMIT:g} s"
+            raise Unhealthy(reason, {"status": "unhealthy", "reason": reason})
+        return check.result()
+
+    async def _check_health(self, function: Function, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
-            found = await run_hook(function, self.context(function.name), function.decode(arguments, text=True))
-        except Invalid:
-            raise
+            value = await run_hook(function, self.context(function.name), arguments)
+            found = msgspec.json.decode(plain(value, function.result, function.name))
         except AEnvError as exc:
             raise Unhealthy(str(exc), {"status": "unhealthy", "reason": str(exc)}) from exc
-        if isinstance(found, dict):
-            answer = {**answer, **found}
+        answer = {"status": "success", **found} if isinstance(found, dict) else {"status": "success"}
         if found is False or str(answer["status"]) not in HEALTHY:
-            raise Unhealthy(
-                f"the health check answered {found!r}",
-                answer | ({"status": "unhealthy"} if not found else {}),
-            )
+            data = found if isinstance(found, dict) else {"status": "unhealthy"}
+            raise Unhealthy(f"the health check answered {found!r}", data)
         return answer
 
     def reward(self, name: str | None) -> Function:
@@ -151,9 +165,9 @@ def tool_error(message: str) -> dict[str, Any]:
 
 def _check_reward(function: Function, value: Any) -> None:
     score: Any = value.get("score") if isinstance(value, dict) else getattr(value, "score", value)
-    if hasattr(score, "dtype") and hasattr(score, "item"):
+    if hasattr(score, "dtype") and getattr(score, "size", 0) == 1:
         score = score.item()
-    if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
+    if isinstance(score, bool) or not isinstance(score, (int, float)) or not abs(score) <= sys.float_info.max:
         raise AuthorError(
             f"reward {function.name}() returned {value!r}"[:300],
             hint="return a finite number, or a dict whose 'score' is one",

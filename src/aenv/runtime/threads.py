@@ -14,6 +14,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from aenv import config
+from aenv.errors import SandboxError
+
+WAIT = 30.0
+"""Seconds a call waits for a thread when all of them are busy."""
 
 
 class Outcome:
@@ -60,13 +64,28 @@ class Threads:
         job = _Job(work, loop.create_future())
         if self._idle:
             self._idle.pop().put(job)
-        elif self._started < self._most:
-            self._start(job)
-        else:
-            self._waiting.append(job)
+        elif self._started >= self._most or not self._start(job):
+            return await self._queued(job, loop)
         return await job.done
 
-    def _start(self, job: _Job) -> None:
+    async def _queued(self, job: _Job, loop: asyncio.AbstractEventLoop) -> Outcome:
+        self._waiting.append(job)
+        timer = loop.call_later(WAIT, self._give_up, job)
+        try:
+            return await job.done
+        finally:
+            timer.cancel()
+            if job in self._waiting:
+                self._waiting.remove(job)
+
+    def _give_up(self, job: _Job) -> None:
+        if job in self._waiting and not job.done.done():
+            message = f"all {self._started} threads of the sandbox are busy"
+            job.done.set_exception(
+                SandboxError(message, hint="do its tools hang? AENV_THREADS sets how many there are")
+            )
+
+    def _start(self, job: _Job) -> bool:
         inbox: _Inbox = SimpleQueue()
         inbox.put(job)
         name = f"aenv-tool-{self._started + 1}"
@@ -75,9 +94,9 @@ class Threads:
         except RuntimeError:  # the machine gives no more; those there are will do
             if not self._started:
                 raise
-            self._waiting.append(job)
-        else:
-            self._started += 1
+            return False
+        self._started += 1
+        return True
 
     def _worker(self, inbox: _Inbox) -> None:
         while True:
@@ -87,13 +106,12 @@ class Threads:
                 job.done.get_loop().call_soon_threadsafe(self._finished, inbox, job, outcome)
             except RuntimeError:  # the loop is closed: the sandbox has ended
                 return
+            del job, outcome  # an idle thread holds no result
 
     def _finished(self, inbox: _Inbox, job: _Job, outcome: Outcome) -> None:
         if not job.done.done():
             job.done.set_result(outcome)
-        while self._waiting:
-            waiting = self._waiting.popleft()
-            if not waiting.done.done():
-                inbox.put(waiting)
-                return
-        self._idle.append(inbox)
+        if self._waiting:
+            inbox.put(self._waiting.popleft())
+        else:
+            self._idle.append(inbox)

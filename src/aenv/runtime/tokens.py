@@ -40,8 +40,8 @@ class Gate:
     """Decides what a presented token may do. Without a digest everybody is the owner."""
 
     def __init__(self, owner_digest: str | None) -> None:
-        self._owner = owner_digest
-        self._agent = agent_token(owner_digest) if owner_digest else None
+        self._owner = owner_digest.lower() if owner_digest else None
+        self._agent = agent_token(self._owner) if self._owner else None
 
     def access(self, token: str | None) -> Access:
         if self._owner is None or self._agent is None:

@@ -10,7 +10,7 @@ from msgspec import UNSET, Raw
 
 from aenv import __version__
 from aenv.errors import AEnvError, Invalid
-from aenv.runtime.answers import JSON, Answer, Request, Response
+from aenv.runtime.answers import JSON, Answer, Kept, Request, Response
 from aenv.runtime.functions import Function
 from aenv.runtime.mcp.headers import check_headers, check_mirrored
 from aenv.runtime.mcp.messages import (
@@ -72,6 +72,7 @@ class Endpoint:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._streams = Kept()
         self._listeners: dict[Events, Id] = {}
         self._info = {"name": service.project.name, "version": service.project.version}
         self._stamp = {META + "serverInfo": self._info}
@@ -149,7 +150,7 @@ class Endpoint:
             return Response(406, error(INVALID_REQUEST, "Accept must allow text/event-stream", None))
         if last := request.header(b"last-event-id"):
             key, _, index = last.rpartition(".")
-            answer = session.streams.get(key)
+            answer = self._streams.get(f"{session.id} {key}")
             if answer is None or not index.isdigit():
                 return Response(404, error(INVALID_REQUEST, "that event stream is no longer kept", None))
             return answer, int(index) + 1
@@ -157,8 +158,9 @@ class Endpoint:
 
     def _listen(self, events: Events, session: Session) -> Answer:
         session.listeners.add(events)
+        answer = hold_open(events, lambda: session.listeners.discard(events))
         events.begin()
-        return hold_open(events, lambda: session.listeners.discard(events))
+        return answer
 
     def _session(self, request: Request) -> Session | Response:
         id = request.header(b"mcp-session-id")
@@ -209,10 +211,13 @@ class Endpoint:
         return Response(200, encode({"jsonrpc": "2.0", "id": id, "result": result}), headers)
 
     def _initialize(self, id: Id, params: Params) -> Response:
-        session = Session(params.version if params.version in LEGACY else LEGACY[0])
+        session = Session(params.version if params.version in LEGACY else LEGACY[0], self._streams)
         self._sessions[session.id] = session
         if len(self._sessions) > _MOST_SESSIONS:
-            self._sessions.popitem(last=False)[1].close()
+            idle = next((old for old in self._sessions.values() if not old.calls), None)
+            if idle is not None and idle is not session:
+                del self._sessions[idle.id]
+                idle.close()
         result = {
             "protocolVersion": session.version,
             "capabilities": self._capabilities,

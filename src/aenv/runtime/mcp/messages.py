@@ -86,17 +86,27 @@ def error(code: int, message: str, id: Id | None, data: Any = None) -> bytes:
     return encode({"jsonrpc": "2.0", "id": id, "error": error})
 
 
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def _anything(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except _NOT_JSON as exc:
+        raise BadMessage(PARSE_ERROR, f"the body is not JSON: {exc}") from None
+
+
 def parse(body: bytes) -> Message:
     try:
         message = _decode(body)
     except msgspec.ValidationError as exc:
-        found = msgspec.json.decode(body)
+        found = _anything(body)
         if isinstance(found, list):
             raise BadMessage(INVALID_REQUEST, "batches are not supported: send one message") from None
         id = found.get("id") if isinstance(found, dict) else None
         code = INVALID_PARAMS if "$.params" in str(exc) else INVALID_REQUEST
         raise BadMessage(code, str(exc), id if isinstance(id, (str, int)) else None) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except _NOT_JSON as exc:
         raise BadMessage(PARSE_ERROR, f"the body is not JSON: {exc}") from None
     if message.jsonrpc != "2.0":
         id = None if message.id is UNSET else message.id

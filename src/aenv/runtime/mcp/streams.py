@@ -5,37 +5,30 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from aenv.runtime.answers import EVENTS, Answer, Headers, Response
+from aenv.runtime.answers import EVENTS, Answer, Headers, Kept, Response
 from aenv.runtime.mcp.messages import Id, encode
 
 RESUMABLE = "2025-11-25"
 """The session revision whose event streams begin with an id to resume from."""
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 """Log levels, quietest first."""
-_MOST_STREAMS = 64
 _RETRY_MS = 1000
 
 
 class Session:
     """One client of an older revision."""
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str, streams: Kept) -> None:
+        self.streams = streams
+        """Event streams that can be resumed, by their key: one store for all sessions."""
         self.id = secrets.token_urlsafe(24)
         self.version = version
         self.level = 0
         self.calls: dict[Id, Answer] = {}
-        self.streams: OrderedDict[str, Answer] = OrderedDict()
-        """Event streams that can be resumed, by the first part of their event ids."""
         self.listeners: set[Events] = set()
-
-    def keep(self, key: str, answer: Answer) -> None:
-        self.streams[key] = answer
-        if len(self.streams) > _MOST_STREAMS:
-            self.streams.popitem(last=False)
 
     def close(self) -> None:
         for answer in (*self.calls.values(), *(events.answer for events in self.listeners)):
@@ -56,7 +49,7 @@ class Events:
             headers = [*EVENTS, (b"mcp-session-id", self._session.id.encode())]
         self.answer.begin(200, headers)
         if self._key and self._session:
-            self._session.keep(self._key, self.answer)
+            self._session.streams.add(f"{self._session.id} {self._key}", self.answer)
             self.answer.write(b"id: %s.0\r\nretry: %d\r\ndata: \r\n\r\n" % (self._key.encode(), _RETRY_MS))
 
     def send(self, message: bytes) -> None:

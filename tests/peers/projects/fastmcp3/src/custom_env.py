@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
 from typing import Any
 
 from fastmcp import Context, FastMCP
@@ -46,6 +48,12 @@ async def work(n: int, ctx: Context) -> str:
         await ctx.report_progress(step + 1, n, f"step {step + 1}")
         await ctx.info(f"at step {step + 1}")
     return "worked"
+
+
+@server.tool()
+def leave() -> str:
+    """Calls sys.exit."""
+    sys.exit(3)
 
 
 @server.tool()
@@ -115,6 +123,13 @@ def about(ctx: aenv.Context) -> dict[str, Any]:
 def refuse() -> str:
     """Fail in words meant for the model."""
     raise ToolError("ask for less")
+
+
+@register_tool
+def late() -> str:
+    """Takes longer than the project allows."""
+    time.sleep(60)
+    return "late"
 
 
 @register_reward

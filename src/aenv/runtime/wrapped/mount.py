@@ -1,48 +1,29 @@
-"""A project's own MCP server, FastMCP's or the official SDK's, behind our routes.
-
-It answers ``/mcp`` itself, so resources, prompts, sampling and elicitation work as its author wrote them; the tools
-marked with ``@register_tool`` beside it are added to it, and its tools are callable at ``/tools`` like any other.
-A server on the older line of the SDK knows sessions only: single exchanges of 2026-07-28 are then answered by us.
-"""
+"""The author's server, mounted: requests for ``/mcp`` go to its own application, and our tools into it."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import inspect
-import itertools
-import logging
-import re
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from typing import Any
 
 import msgspec
 
-from aenv import __version__
-from aenv.errors import AEnvError, Invalid, StartFailed, ToolError
-from aenv.models import ToolResult
+from aenv.errors import AEnvError, StartFailed
 from aenv.runtime.answers import Answer, Headers, Request, Response
-from aenv.runtime.context import Context
 from aenv.runtime.functions import Function
-from aenv.runtime.mcp.messages import LEGACY, NO_METHOD, encode, error
-from aenv.runtime.registry import Mark
-from aenv.runtime.schema import Result
+from aenv.runtime.mcp.messages import NO_METHOD, PLATFORM, encode, error, is_modern
 from aenv.runtime.service import Service
+from aenv.runtime.wrapped.insider import Insider, ServerTool
 
 _CONNECTION = (b"content-length", b"connection", b"transfer-encoding")
 """Headers that belong to the connection, which is ours."""
 _LIBRARY_CONTEXT = "aenv_library_context"
 """The parameter by which the server hands its own context to a tool of ours."""
-_LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "notice": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
-_EVENT_END = re.compile(rb"\r\n\r\n|\n\n")
 _decode = msgspec.json.Decoder().decode
 
 
@@ -54,24 +35,35 @@ class Wrapped:
         self._server = service.loaded.server
         self._stack = AsyncExitStack()
         self._streams: set[Answer] = set()
+        self._offered = frozenset(service.loaded.tools)
+        """Our own tools beside the server's."""
         self.modern = int(version("mcp").split(".")[0]) >= 2
         """Whether it speaks 2026-07-28 itself."""
 
     async def start(self) -> None:
         tools = self._service.loaded.tools
-        theirs = {tool.name for tool in await self._server.list_tools()}
+        theirs = {tool.name for tool in await self._guarded_tools()}
         for function in list(tools.values()):
             if function.name in theirs:
                 raise StartFailed(
-                    f"tool {function.name!r} is registered twice: {function.mark.place} and in the MCP server beside it",
+                    f"tool {function.name!r} is registered twice: {function.mark.place} and in the MCP server there",
                     hint="rename one, or give one a name: @register_tool(name=...)",
                 )
             self._offer(function)
         self._app = self._mount()
         await self._stack.enter_async_context(self._app.router.lifespan_context(self._app))
-        insider = _Insider(self)
+        insider = Insider(self)
         for listed in await insider.tools():
             tools.setdefault(listed["name"], ServerTool(insider, listed))
+
+    async def _guarded_tools(self) -> list[Any]:
+        """The server's tools, made harmless to the sandbox when they call ``sys.exit``."""
+        manager = getattr(self._server, "_tool_manager", None)
+        tools = list(manager.list_tools() if manager is not None else await self._server.list_tools())
+        for tool in tools:
+            if hasattr(tool, "fn"):
+                tool.fn = _guarded(tool.fn)
+        return tools
 
     def _mount(self) -> Any:
         if hasattr(self._server, "http_app"):
@@ -101,7 +93,10 @@ class Wrapped:
             relay = _Relay(arguments.pop(_LIBRARY_CONTEXT))
             async with relay:
                 context = self._service.context(function.name, relay.notify, _LIBRARY_CONTEXT)
-                result = await self._service.call_tool(function, arguments, context)
+                try:
+                    result = await self._service.call_tool(function, arguments, context)
+                except AEnvError as exc:  # the platform's failure, which no model may read as the tool's
+                    raise _protocol_error(exc) from exc
             return _library_result(self._server, _decode(encode(result)))
 
         library = _library(self._server)
@@ -125,6 +120,19 @@ class Wrapped:
             self._server.tool(call, output_schema=function.result.schema, **shown)
         else:
             self._server.add_tool(call, structured_output=False, **shown)
+
+    def leaves_to_us(self, request: Request) -> bool:
+        """Whether our endpoint answers instead: single exchanges can go either way, sessions are the server's.
+
+        Ours are the calls of our own tools, and all that an older server does not know. But a client that asks an
+        older server what it speaks is to hear "sessions": only they reach everything it offers.
+        """
+        if not is_modern(request):
+            return False
+        method = request.header(b"mcp-method")
+        if method == "tools/call" and request.header(b"mcp-name") in self._offered:
+            return True
+        return not self.modern and method != "server/discover"
 
     def handle(self, request: Request) -> Answer:
         """Let the server answer. It hears that its client left by being cancelled, where the revision says so."""
@@ -181,6 +189,41 @@ class Wrapped:
             if not answer.status:
                 answer.begin(500, [])
             answer.close()
+
+
+def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def guarded(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await function(*args, **kwargs)
+            except (SystemExit, KeyboardInterrupt) as exc:
+                raise RuntimeError(f"{type(exc).__name__}: {exc}") from None
+
+    else:
+
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except (SystemExit, KeyboardInterrupt) as exc:
+                raise RuntimeError(f"{type(exc).__name__}: {exc}") from None
+
+    return guarded
+
+
+def _protocol_error(exc: AEnvError) -> Exception:
+    """A failure that the server's library sends as a JSON-RPC error."""
+    library: Any = importlib.import_module("mcp.shared.exceptions")
+    data = {"aenv": exc.to_wire()}
+    if hasattr(library, "MCPError"):
+        failed: Exception = library.MCPError(PLATFORM, str(exc), data)
+        return failed
+    from mcp.types import ErrorData
+
+    older: Exception = library.McpError(ErrorData(code=PLATFORM, message=str(exc), data=data))
+    return older
 
 
 def _passed_on(headers: Headers) -> Headers:
@@ -240,178 +283,3 @@ class _Relay:
                 await self._context.log(given["data"], level=given["level"], logger_name=given["logger"])
             else:
                 await self._context.log(given["level"], given["data"], logger_name=given["logger"])
-
-
-class _Insider:
-    """A client of the server in this process: our routes reach its tools as any other client does.
-
-    So a tool has its library's context, with a session and a request behind it, whoever calls.
-    """
-
-    def __init__(self, wrapped: Wrapped) -> None:
-        self._wrapped = wrapped
-        self._ids = itertools.count(1)
-        self._session: dict[bytes, bytes] | None = None
-        self._opening = asyncio.Lock()
-        self._farewells: set[Answer] = set()
-
-    async def tools(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        parameters: dict[str, Any] = {}
-        while True:
-            result = await self._request("tools/list", parameters, Context())
-            found += result["tools"]
-            if not (cursor := result.get("nextCursor")):
-                return found
-            parameters = {"cursor": cursor}
-
-    async def call(self, name: str, arguments: dict[str, Any], context: Context) -> ToolResult:
-        parameters = {"name": name, "arguments": arguments, "_meta": {"progressToken": next(self._ids)}}
-        result = await self._request("tools/call", parameters, context)
-        found = ToolResult(
-            content=result["content"], structured=result.get("structuredContent"), is_error=bool(result.get("isError"))
-        )
-        if found.is_error and all(block["type"] == "text" for block in found.content):
-            raise ToolError(found.text or "the tool failed without a message")
-        return found
-
-    async def _request(self, method: str, parameters: dict[str, Any], context: Context) -> dict[str, Any]:
-        session = await self._connected()
-        id = next(self._ids)
-        answer = self._post({"id": id, "method": method, "params": parameters}, session)
-        try:
-            reply = await self._reply(answer, id, session, context)
-        except asyncio.CancelledError:
-            self._tell({"method": "notifications/cancelled", "params": {"requestId": id}}, session)
-            answer.cancel()
-            raise
-        if answer.status == 404 and session is self._session:  # the server forgot an idle session; nothing ran
-            self._session = None
-            return await self._request(method, parameters, context)
-        return _result(reply, answer)
-
-    async def _connected(self) -> dict[bytes, bytes]:
-        async with self._opening:
-            if self._session is None:
-                about = {"name": "aenv", "version": __version__}
-                hello = {"protocolVersion": LEGACY[0], "capabilities": {}, "clientInfo": about}
-                answer = self._post({"id": 0, "method": "initialize", "params": hello}, {})
-                result = _result(await self._reply(answer, 0, {}, Context()), answer)
-                given = dict(answer.headers).get(b"mcp-session-id")
-                session = {b"mcp-protocol-version": str(result["protocolVersion"]).encode()}
-                session |= {b"mcp-session-id": given} if given else {}
-                ready = self._post({"method": "notifications/initialized"}, session)
-                await self._reply(ready, None, session, Context())
-                self._session = session
-            return self._session
-
-    def _post(self, message: dict[str, Any], session: dict[bytes, bytes]) -> Answer:
-        headers = {
-            b"content-type": b"application/json",
-            b"accept": b"application/json, text/event-stream",
-            **session,
-        }
-        body = encode({"jsonrpc": "2.0", **message})
-        return self._wrapped.handle(Request("POST", "/mcp", b"", list(headers.items()), body))
-
-    def _tell(self, message: dict[str, Any], session: dict[bytes, bytes]) -> None:
-        """Post what needs no answer."""
-        answer = self._post(message, session)
-        self._farewells.add(answer)
-        if answer.task is not None:
-            answer.task.add_done_callback(lambda _: self._farewells.discard(answer))
-
-    async def _reply(
-        self, answer: Answer, id: int | None, session: dict[bytes, bytes], context: Context
-    ) -> dict[str, Any]:
-        """The response among what the server sends; notifications go where ``context`` sends its own."""
-        async for message in _messages(answer):
-            if "method" not in message:
-                if message.get("id") == id:
-                    return message
-            elif "id" in message:
-                refusal = {"code": NO_METHOD, "message": "there is nobody to ask in a call over plain HTTP"}
-                self._tell({"id": message["id"], "error": refusal}, session)
-            elif message["method"] == "notifications/progress":
-                given = message["params"]
-                context.progress(given["progress"], given.get("total"), given.get("message"))
-            elif message["method"] == "notifications/message":
-                _log(message["params"], context)
-        return {}
-
-
-def _log(given: dict[str, Any], context: Context) -> None:
-    data = given["data"]
-    if isinstance(data, dict) and "msg" in data:  # FastMCP's form
-        data = data["msg"]
-    context.logger.log(_LEVELS.get(given["level"], logging.CRITICAL), "%s", data)
-
-
-async def _messages(answer: Answer) -> AsyncIterator[dict[str, Any]]:
-    """The JSON-RPC messages of an answer, as they come."""
-    buffer = b""
-    position = 0
-    while True:
-        while position < len(answer.chunks):
-            buffer += answer.chunks[position]
-            position += 1
-            if not dict(answer.headers).get(b"content-type", b"").startswith(b"text/event-stream"):
-                continue
-            while end := _EVENT_END.search(buffer):
-                event, buffer = buffer[: end.start()], buffer[end.end() :]
-                lines = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
-                if data := b"\n".join(lines):
-                    yield _decode(data)
-        if answer.done:
-            break
-        await answer.changed(60.0)
-    if dict(answer.headers).get(b"content-type", b"").startswith(b"application/json") and buffer:
-        yield _decode(buffer)
-
-
-def _result(reply: dict[str, Any], answer: Answer) -> dict[str, Any]:
-    if "result" in reply:
-        found: dict[str, Any] = reply["result"]
-        return found
-    failed = reply.get("error") or {"message": f"it answered with status {answer.status} and no message"}
-    raise AEnvError(f"the project's MCP server failed: {failed['message']}")
-
-
-class ServerTool(Function):
-    """A tool of the wrapped server, for the routes that are ours."""
-
-    def __init__(self, insider: _Insider, listed: dict[str, Any]) -> None:
-        self._insider = insider
-        self.name = listed["name"]
-        self.description = listed.get("description")
-        options: dict[str, Any] = {key: listed[key] for key in ("title", "annotations") if key in listed}
-        self.mark = Mark("tool", self._run, self.name, {**options, "input_schema": listed["inputSchema"]})
-        self.arguments = _Published(listed["inputSchema"])  # type: ignore[assignment]
-        self.result = Result(self._run)
-        self.result.schema = listed.get("outputSchema")
-        self._function = self._run
-        self._context = None
-        self._is_async = True
-
-    async def call(self, arguments: dict[str, Any], context: Context) -> Any:
-        return await super().call({"arguments": arguments, "context": context}, context)
-
-    async def _run(self, arguments: dict[str, Any], context: Context) -> ToolResult:
-        return await self._insider.call(self.name, arguments, context)
-
-
-class _Published:
-    """Arguments whose schema and validation belong to the wrapped server."""
-
-    context = None
-
-    def __init__(self, schema: dict[str, Any]) -> None:
-        self.schema = schema
-
-    def decode(self, given: Any, *, text: bool = False) -> dict[str, Any]:
-        if not isinstance(given, bytes):
-            return dict(given)
-        try:
-            return msgspec.json.decode(given, type=dict[str, Any])
-        except msgspec.DecodeError as exc:
-            raise Invalid(f"the arguments are not a JSON object: {exc}") from None

@@ -1,0 +1,8 @@
+"""``python -m tests.peers``: make the virtual environments that these tests need."""
+
+from benchmarks import venvs
+
+from tests.peers.support import requirements
+
+for name in ("mcp1", "mcp2"):
+    venvs.python(requirements(name), with_package=True)
