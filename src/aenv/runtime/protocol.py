@@ -106,14 +106,12 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             self._closing = True  # answered as the plain request it also is
         except httptools.HttpParserError:
-            self._closing = True
-            if self._active is None:
-                self.refuse(400, b"not an HTTP request")
+            self._reject(400, b"not an HTTP request")
             return
         if self._in_head:
             self._head += len(data)
             if self._head > MOST_HEAD:
-                self.refuse(431, b"the head of the request is too long")
+                self._reject(431, b"the head of the request is too long")
 
     def pause_writing(self) -> None:
         self.writable = self._loop.create_future()
@@ -144,10 +142,10 @@ class Connection(asyncio.Protocol):
         try:
             url = httptools.parse_url(b"".join(self._url))
         except httptools.HttpParserInvalidURLError:
-            self.refuse(400, b"not a URL")
+            self._reject(400, b"not a URL")
             return
         if sum(name == b"host" for name, _ in headers) > 1:
-            self.refuse(400, b"more than one Host")
+            self._reject(400, b"more than one Host")
             return
         path = (url.path or b"/").decode("latin-1")
         scope = {
@@ -192,7 +190,7 @@ class Connection(asyncio.Protocol):
         except Exception:
             log.exception("%s %s failed", exchange.scope["method"], exchange.scope["path"])
             if not exchange.begun:
-                self.refuse(500, b"the runtime failed")
+                self._refuse(500, b"the runtime failed")
         finally:
             self._active = self.task = None
             self._since = self._loop.time()
@@ -203,7 +201,15 @@ class Connection(asyncio.Protocol):
             else:
                 self.resume_reading()
 
-    def refuse(self, status: int, reason: bytes) -> None:
+    def _reject(self, status: int, reason: bytes) -> None:
+        """Take no more requests: this one cannot be read. An earlier one still gets its answer."""
+        self._closing = True
+        if self._active is None:
+            self._refuse(status, reason)
+        else:
+            self.pause_reading()
+
+    def _refuse(self, status: int, reason: bytes) -> None:
         """Answer what cannot be handled, and close."""
         if not self.transport.is_closing():
             head = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(reason)
