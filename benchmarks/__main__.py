@@ -24,6 +24,9 @@ FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
 }
 
 
+TRIES = 3
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     mode = parser.add_mutually_exclusive_group()
@@ -55,13 +58,15 @@ def _verdict(lines: list[Line], known: dict[str, float], *, whole: bool) -> int:
 
 
 def _measured(name: str, effort: Effort, known: dict[str, float], *, again: bool) -> list[Line]:
-    """The lines of a figure. One that looks worse in a check is measured twice: the machine may have been busy."""
+    """The lines of a figure. One that looks worse in a check is measured again: the machine may have been busy."""
     lines = _timed(name, effort)
-    if not again or not any(report.problem(line, known) for line in lines):
-        return lines
-    sys.stderr.write("  looks worse; once more\n")
-    second = _timed(name, Effort())
-    return [min(pair, key=lambda line: line.ratio or 0.0) for pair in zip(lines, second, strict=True)]
+    for _ in range(TRIES - 1 if again else 0):
+        if not any(report.problem(line, known) for line in lines):
+            break
+        sys.stderr.write("  looks worse; once more\n")
+        more = _timed(name, Effort())
+        lines = [min(pair, key=lambda line: line.ratio or 0.0) for pair in zip(lines, more, strict=True)]
+    return lines
 
 
 def _timed(name: str, effort: Effort) -> list[Line]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from aenv.errors import InvalidConfig
+from aenv.errors import InvalidConfig, did_you_mean
 
 
 class Setting(NamedTuple):
@@ -92,13 +92,7 @@ def write_file(values: Mapping[str, Any]) -> None:
 def setting(key: str) -> Setting:
     """The setting of that name; an unknown one is answered with the nearest."""
     if key not in _BY_KEY:
-        from difflib import get_close_matches
-
-        near = get_close_matches(key, _BY_KEY, 1)
-        raise InvalidConfig(
-            f"there is no setting {key!r}",
-            hint=f"did you mean {near[0]!r}?" if near else f"settings: {', '.join(sorted(_BY_KEY))}",
-        )
+        raise InvalidConfig(f"there is no setting {key!r}", hint=did_you_mean(key, _BY_KEY))
     return _BY_KEY[key]
 
 

@@ -25,6 +25,7 @@ A server answers with ``to_wire``; a client turns that back into the same class 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 
@@ -114,6 +115,22 @@ class CallTimeout(SandboxError):
 EnvironmentError = SandboxError
 UnrecoverableEnvironmentError = SandboxLost
 ToolTimeoutError = CallTimeout
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The name that was probably meant, whatever its case."""
+    from difflib import get_close_matches
+
+    names = {candidate.lower(): candidate for candidate in known}
+    near = get_close_matches(name.lower(), names, 1, 0.65)
+    return names[near[0]] if near else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint for a name that is not among the known ones."""
+    known = list(known)
+    near = nearest(name, known)
+    return f"did you mean {near!r}?" if near else f"available: {', '.join(sorted(known)) or 'none'}"
 
 
 def _tree(cls: type[AEnvError]) -> list[type[AEnvError]]:

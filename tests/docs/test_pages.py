@@ -64,9 +64,9 @@ def test_only_commands_that_exist_are_shown():
 def test_every_make_target_of_the_table_exists():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     shown = re.findall(r"^\| `make ([a-z-]+)` \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(shown) == 9
-    for target in shown:
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"the Makefile has no {target}"
+    phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert phony is not None
+    assert sorted(shown) == sorted(set(phony[1].split()) - {"help", "clean"})
 
 
 def test_the_prose_is_plain():

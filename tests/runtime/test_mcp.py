@@ -237,16 +237,19 @@ def _in_flight(lab: Sandbox) -> list[str]:
 
 def test_many_new_sessions_leave_a_busy_one_alone(lab: Sandbox) -> None:
     busy = Session(lab.port)
-    with busy.raw("tools/call", call("sleep", {"seconds": 2})) as sock:
+    with busy.raw("tools/call", call("sleep", {"seconds": 600}), id=7) as sock:
+        while "error" not in busy.request("tools/call", call("echo", {"text": "x"}), id=7).json:
+            continue  # until it is known to be in flight
         body = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-11-25"}}
         connection = http.client.HTTPConnection("127.0.0.1", lab.port)
         for _ in range(4200):
             connection.request("POST", "/mcp", json.dumps(body))
             assert connection.getresponse().read()
         connection.close()
-        found = b""
-        while b'"awake"' not in found:
-            part = sock.recv(65536)
-            assert part
-            found += part
-    assert busy.request("ping").json["result"] == {}
+        assert busy.request("ping").json["result"] == {}
+        sock.setblocking(False)
+        with pytest.raises(BlockingIOError):  # no answer yet: it was not cancelled
+            sock.recv(1)
+        busy.notify("notifications/cancelled", {"requestId": 7})
+        sock.setblocking(True)
+        assert sock.recv(65536)

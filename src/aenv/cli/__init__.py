@@ -6,12 +6,12 @@ A command's module loads when the command runs; ``aenv --help`` reads only this 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import click
 
 from aenv import __version__
+from aenv.errors import nearest
 
 COMMANDS = {
     "init": ("aenv.cli.project:init", "Make a new project."),
@@ -29,8 +29,8 @@ class UnknownCommand(click.UsageError):
 
     def __init__(self, name: str, known: Sequence[str], ctx: click.Context) -> None:
         super().__init__(f"there is no command {name!r}", ctx)
-        near = get_close_matches(name, known, 1)
-        self.hint = f"did you mean '{ctx.command_path} {near[0]}'?" if near else None
+        near = nearest(name, known)
+        self.hint = f"did you mean '{ctx.command_path} {near}'?" if near else None
 
 
 class Commands(click.Group):

@@ -134,8 +134,6 @@ def run(
     found = project.read(work_dir)
     _warn(found)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    # A terminal that is closed ends the sandbox in good order, and the inspector with it.
-    signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     inspector = Inspector()
 
     def ready(served: Served) -> None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from aenv.errors import Invalid
+from aenv.errors import Invalid, nearest
 from aenv.models import NAME, VERSION, EnvRef, parse_duration
 from aenv.project.scan import Where
 
@@ -303,8 +302,7 @@ def _unknown(config: dict[str, Any]) -> Iterator[Problem]:
         for key in holder:
             if key not in known:
                 where = (*parent.split("."), key) if parent else (key,)
-                near = get_close_matches(key.lower(), [name.lower() for name in known], 1, 0.75)
-                meant = next((name for name in known if near and name.lower() == near[0]), None)
+                meant = nearest(key, known)
                 advice = f"; did you mean {meant!r}?" if meant else ""
                 yield Problem(where, f"{dotted(where)} is not a known field{advice}", fatal=False)
     for section in ("buildConfig", "deployConfig"):

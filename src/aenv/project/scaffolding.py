@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from difflib import get_close_matches
 from pathlib import Path
 
-from aenv.errors import Conflict, Invalid
+from aenv.errors import Conflict, Invalid, did_you_mean
 from aenv.models import NAME, VERSION
 
 TEMPLATES = {
@@ -41,9 +40,7 @@ def scaffold(
     if not VERSION.fullmatch(version):
         raise Invalid(f"{version!r} is not a semantic version", hint="use three numbers, for example 1.0.0")
     if template not in TEMPLATES:
-        near = get_close_matches(template, TEMPLATES, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"templates: {', '.join(TEMPLATES)}"
-        raise Invalid(f"there is no template {template!r}", hint=hint)
+        raise Invalid(f"there is no template {template!r}", hint=did_you_mean(template, TEMPLATES))
     root = Path(directory) / name
     if root.exists() and not root.is_dir():
         raise Conflict(f"{root} is there already, and is not a directory", hint="choose another name")

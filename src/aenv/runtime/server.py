@@ -49,7 +49,7 @@ def run(
     lifeline: int | None = None,
     on_ready: Callable[[Served], None] | None = None,
 ) -> None:
-    """Serve the project at ``path`` until SIGTERM or SIGINT.
+    """Serve the project at ``path`` until SIGTERM, SIGINT or SIGHUP.
 
     On loopback no token is asked for. Elsewhere one is: the engine's, or one made here and handed to ``on_ready``;
     ``open_access`` turns that off. The end of what the descriptor ``lifeline`` reads ends the server, too.
@@ -146,8 +146,9 @@ class Server:
         """Serve until a signal; then calls in flight get the grace time, and the author's teardown runs."""
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, _asked_to_stop, stop)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it for the last
+                loop.add_signal_handler(number, _asked_to_stop, stop)
         if lifeline is not None:
             loop.add_reader(lifeline, _until_end, loop, lifeline, stop)
         wrapped = None

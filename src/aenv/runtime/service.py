@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import logging
 import sys
 from typing import Any
 
 import msgspec
 
-from aenv.errors import AEnvError, AuthorError, CallTimeout, Invalid, NotFound, Unsupported
+from aenv.errors import AEnvError, AuthorError, CallTimeout, Invalid, NotFound, Unsupported, did_you_mean
 from aenv.project import Project
 from aenv.runtime.content import plain, tool_result
 from aenv.runtime.context import Context, Instance, Notify, silent
@@ -151,12 +150,7 @@ def lookup(table: dict[str, Function], name: str, kind: str) -> Function:
     """The function of that name; a miss is answered with the nearest."""
     if found := table.get(name):
         return found
-    raise NotFound(f"there is no {kind} {name!r}", hint=nearest(table, name))
-
-
-def nearest(table: dict[str, Function], name: str) -> str:
-    near = difflib.get_close_matches(name, table, 1)
-    return f"did you mean {near[0]!r}?" if near else f"available: {', '.join(sorted(table)) or 'none'}"
+    raise NotFound(f"there is no {kind} {name!r}", hint=did_you_mean(name, table))
 
 
 def tool_error(message: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import UNSET, Raw
 
 from aenv import __version__
-from aenv.errors import AEnvError, Invalid
+from aenv.errors import AEnvError, Invalid, did_you_mean
 from aenv.runtime.answers import JSON, Answer, Kept, Request, Response
 from aenv.runtime.functions import Function
 from aenv.runtime.mcp.headers import check_headers, check_mirrored
@@ -35,7 +35,7 @@ from aenv.runtime.mcp.messages import (
     parse,
 )
 from aenv.runtime.mcp.streams import LEVELS, Call, Events, Session, hold_open
-from aenv.runtime.service import Service, nearest, tool_error
+from aenv.runtime.service import Service, tool_error
 
 _MOST_SESSIONS = 4096
 Reply = Response | Answer | tuple[Answer, int]
@@ -288,7 +288,9 @@ class Endpoint:
         given = b"{}" if given == b"null" else given
         try:
             if tool is None:
-                raise Invalid(f"there is no tool {params.name!r}; {nearest(self._service.loaded.tools, params.name)}")
+                raise Invalid(
+                    f"there is no tool {params.name!r}; {did_you_mean(params.name, self._service.loaded.tools)}"
+                )
             arguments = tool.function.decode(given)
         except Invalid as exc:
             return Response(200, self._result(id, tool_error(str(exc)), session))
