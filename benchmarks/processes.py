@@ -181,6 +181,8 @@ class Round(NamedTuple):
     """Seconds of one round, a call."""
 
     client_cpu: float
+    client_user: float
+    """The part of it that is not the kernel's: what waking another process costs is the machine's matter."""
     server_cpu: float
     wall: float
 
@@ -204,7 +206,7 @@ class Worker:
         self._stdin.flush()
         spent = self._read(ROUND)
         server_cpu = cpu_seconds(self._target.pid) - before
-        return Round(spent["cpu"] / calls, server_cpu / calls, spent["wall"] / calls)
+        return Round(spent["cpu"] / calls, spent["user"] / calls, server_cpu / calls, spent["wall"] / calls)
 
     def _read(self, patience: float) -> dict[str, float]:
         if not select.select([self._stdout], [], [], patience)[0]:

@@ -1,11 +1,13 @@
 """What every client process does: open a client, then run the rounds that its parent asks for on stdin.
 
-A round is a line ``{"call": name, "calls": n, "callers": n}``; its answer is a line ``{"cpu": s, "wall": s}``, the CPU
-being this process's own. The standard library only: it also runs inside the peers' environments.
+A round is a line ``{"call": name, "calls": n, "callers": n}``. Its answer is a line with the seconds of this process's
+``cpu``, of the ``user`` part of it, and of the ``wall``. The standard library only: it also runs inside the peers'
+environments.
 """
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -35,9 +37,10 @@ async def _round(call: Call, calls: int, callers: int) -> dict[str, float]:
         for _ in range(calls // callers):
             await call()
 
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall, cpu, user = time.perf_counter(), time.process_time(), os.times().user
     await asyncio.gather(*(caller() for _ in range(callers)))
-    return {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
+    spent = {"cpu": time.process_time() - cpu, "user": os.times().user - user}
+    return {**spent, "wall": time.perf_counter() - wall}
 
 
 def _answer(value: dict[str, float]) -> None:

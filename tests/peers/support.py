@@ -14,7 +14,8 @@ import pytest
 from benchmarks import venvs
 
 HERE = Path(__file__).resolve().parent
-PROJECTS = HERE / "projects"
+LIBRARY = HERE / "projects" / "library"
+"""A project that brings an MCP server of the library that it is told."""
 PATIENCE = 60
 
 

@@ -16,7 +16,7 @@ LAB = FIXTURES / "lab"
 TOOLS = [
     *("about", "add", "big", "cancel_itself", "cancelled", "count", "custom", "die", "echo", "fail", "hang"),
     *("helper", "leave", "leave_async", "length", "mixed", "odd", "picture", "point", "polite_fail", "renamed"),
-    *("search", "sleep", "slow_count", "steps", "stop_iteration", "wrong"),
+    *("search", "sleep", "sleeping", "slow_count", "steps", "stop_iteration", "wrong"),
 ]
 ADD = {
     "name": "add",

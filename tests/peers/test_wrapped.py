@@ -16,10 +16,10 @@ from aenv.runtime.tokens import agent_token, digest, new_owner_token
 from tests.peers.support import (
     FASTMCP_3,
     FASTMCP_4,
+    LIBRARY,
     OFFICIAL_1,
     OFFICIAL_2,
     OFFICIAL_2_LEGACY,
-    PROJECTS,
     Client,
     command,
     interpreter,
@@ -97,10 +97,9 @@ class Served:
 def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     project: Project = request.param
     owner = new_owner_token()
-    variables = {"AENV_OWNER_TOKEN_SHA256": digest(owner), "AENV_SEED": "7"}
+    variables = {"AENV_OWNER_TOKEN_SHA256": digest(owner), "AENV_SEED": "7", "LIBRARY": project.name}
     python = interpreter(project.venv)
-    path = PROJECTS / project.name
-    with sandbox(path, arguments=["--verbose", "x"], variables=variables, python=python) as running:
+    with sandbox(LIBRARY, arguments=["--verbose", "x"], variables=variables, python=python) as running:
         yield Served(project, running, owner)
 
 
@@ -110,10 +109,10 @@ def text(text: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("project", CASES, ids=str)
 def test_a_name_taken_twice_is_an_error(project: Project, tmp_path: Path) -> None:
-    source = (PROJECTS / project.name / "src" / "custom_env.py").read_text()
+    source = (LIBRARY / "src" / "custom_env.py").read_text()
     (tmp_path / "twice.py").write_text(source.replace("def shout(", "def greet("))
     with pytest.raises(RuntimeError, match=r"tool 'greet' is registered twice: .*twice\.py:\d+ and in the MCP"):
-        with sandbox(tmp_path, python=interpreter(project.venv)):
+        with sandbox(tmp_path, python=interpreter(project.venv), variables={"LIBRARY": project.name}):
             pass
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -36,8 +37,10 @@ class _Result(Struct, rename={"is_error": "isError", "structured": "structuredCo
 class _Reply(Struct):
     id: str | int | None = None
     result: _Result | UnsetType = UNSET
-    error: dict[str, Any] | None = None
+    error: dict[str, Any] | str | None = None
     method: str | None = None
+    success: bool | None = None
+    """Of the runtime's own envelope, in which ``error`` is a text."""
 
 
 _decode = msgspec.json.Decoder(_Reply).decode
@@ -81,6 +84,7 @@ def mirror(names: Mapping[str, str], arguments: Mapping[str, Any]) -> bytes:
     return "".join(lines).encode()
 
 
+@functools.lru_cache(maxsize=1024)
 def headers(method: str, name: str | None = None) -> bytes:
     """The header lines of a request."""
     lines = (
@@ -114,7 +118,7 @@ def _result(response: Response) -> _Result:
     reply = _reply(response)
     if reply.result is not UNSET:
         return reply.result
-    raise _failure(reply.error or {})
+    raise _failure(reply.error if isinstance(reply.error, dict) else {})
 
 
 def _reply(response: Response) -> _Reply:
@@ -125,10 +129,10 @@ def _reply(response: Response) -> _Reply:
                 if data.strip() and (reply := _decode(data)).method is None:
                     return reply
             raise NetworkError("the event stream ended without a result")
-        found = msgspec.json.decode(response.body)
-        if isinstance(found, dict) and found.get("success") is False:
-            raise from_wire({**found, "message": found.get("error")})
-        return msgspec.convert(found, _Reply)
+        reply = _decode(response.body)
+        if reply.success is False:  # refused before it came to MCP
+            raise from_wire({**msgspec.json.decode(response.body), "message": reply.error})
+        return reply
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as exc:
         raise NetworkError(f"the answer (status {response.status}) is not MCP: {exc}") from exc
 

@@ -84,14 +84,15 @@ class Function:
             raise Raised(exc) from None
 
 
-@functools.cache
-def _threads() -> Threads:
+@functools.lru_cache(maxsize=1)
+def _threads(loop: asyncio.AbstractEventLoop) -> Threads:
+    """The threads of a sandbox, which has one loop."""
     return Threads()
 
 
 async def in_thread(work: Callable[[], Any]) -> Any:
     """Run an author's blocking code off the event loop; what it raises comes out as ``Raised``."""
-    outcome = await _threads().run(work)
+    outcome = await _threads(asyncio.get_running_loop()).run(work)
     if outcome.error is not None:
         raise Raised(outcome.error) from None
     return outcome.value

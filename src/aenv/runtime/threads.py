@@ -57,6 +57,9 @@ class Threads:
         self._idle: list[_Inbox] = []
         self._waiting: deque[_Job] = deque()
         self._started = 0
+        self._finished: deque[tuple[_Inbox, _Job, Outcome]] = deque()
+        self._awake = False
+        """Whether the loop has been told to look at what is finished."""
 
     async def run(self, work: Callable[[], Any]) -> Outcome:
         """Run ``work`` in a thread. Cancelling abandons the thread, which cannot be stopped."""
@@ -102,16 +105,23 @@ class Threads:
         while True:
             job = inbox.get()
             outcome = job.run()
-            try:
-                job.done.get_loop().call_soon_threadsafe(self._finished, inbox, job, outcome)
-            except RuntimeError:  # the loop is closed: the sandbox has ended
-                return
+            self._finished.append((inbox, job, outcome))
+            # Waking the loop is the dearest part of a quick call: what ends until it is awake shares one waking.
+            if not self._awake:
+                self._awake = True
+                try:
+                    job.done.get_loop().call_soon_threadsafe(self._collect)
+                except RuntimeError:  # the loop is closed: the sandbox has ended
+                    return
             del job, outcome  # an idle thread holds no result
 
-    def _finished(self, inbox: _Inbox, job: _Job, outcome: Outcome) -> None:
-        if not job.done.done():
-            job.done.set_result(outcome)
-        if self._waiting:
-            inbox.put(self._waiting.popleft())
-        else:
-            self._idle.append(inbox)
+    def _collect(self) -> None:
+        self._awake = False
+        while self._finished:
+            inbox, job, outcome = self._finished.popleft()
+            if not job.done.done():
+                job.done.set_result(outcome)
+            if self._waiting:
+                inbox.put(self._waiting.popleft())
+            else:
+                self._idle.append(inbox)

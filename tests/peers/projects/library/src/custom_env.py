@@ -1,20 +1,30 @@
-"""A server of the official SDK, line 2.x, with our decorators beside it."""
+"""A server of the library that the variable LIBRARY names, with our decorators beside it."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from typing import Any
 
-from mcp.server import MCPServer
-from mcp.server.mcpserver import Context
 from pydantic import BaseModel
 
 import aenv
 from aenv import Image, ToolError, register_reward, register_tool
 
-server = MCPServer("mcpserver2")
+LIBRARY = os.environ["LIBRARY"]
+if LIBRARY == "mcpserver2":
+    from mcp.server import MCPServer as Server
+    from mcp.server.mcpserver import Context
+elif LIBRARY == "fastmcp1":
+    from mcp.server.fastmcp import Context
+    from mcp.server.fastmcp import FastMCP as Server
+else:
+    from fastmcp import Context
+    from fastmcp import FastMCP as Server
+
+server = Server(LIBRARY)
 calls = 0
 ended = 0
 
