@@ -184,7 +184,7 @@ def test_what_cannot_be_written_leaves_the_file_as_it_was(home: Path) -> None:
 
 def test_a_file_left_by_a_crash_gives_nothing_away(home: Path) -> None:
     home.mkdir()
-    left = config.path().with_suffix(f".{os.getpid()}.tmp")
+    left = config.path().with_name(f".{config.path().name}.{os.getpid()}.tmp")
     left.write_text("old")
     left.chmod(0o644)
     config.write_file({"api_key": "secret"})

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from aenv.errors import InvalidConfig, did_you_mean
+from aenv.errors import AEnvError, InvalidConfig, did_you_mean
 
 
 class Setting(NamedTuple):
@@ -79,14 +80,24 @@ def read_file() -> dict[str, Any]:
 
 def write_file(values: Mapping[str, Any]) -> None:
     """Replace the user's config file in one step, readable by its user only."""
-    file = path()
     text = json.dumps(dict(values), indent=2) + "\n"
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = file.with_suffix(f".{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    temporary.touch(mode=0o600, exist_ok=False)
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(file)
+    replace_file(path(), text, folder_mode=0o700, mode=0o600)
+
+
+def replace_file(file: Path, text: str, *, mode: int = 0o666, folder_mode: int = 0o777) -> None:
+    """Write a file in one step: whoever reads it finds the old text or the new, also when the disk is full."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=folder_mode)
+        temporary.unlink(missing_ok=True)
+        temporary.touch(mode=mode, exist_ok=False)
+        # backslashreplace: half a surrogate pair is legal as a JSON escape, but has no UTF-8 form.
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+        temporary.replace(file)
+    except OSError as exc:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise AEnvError(f"{file} cannot be written: {exc.strerror or exc}", hint="nothing was changed there") from exc
 
 
 def setting(key: str) -> Setting:

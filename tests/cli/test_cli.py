@@ -181,3 +181,29 @@ def test_no_color_is_honoured(monkeypatch, no_color, coloured):
         monkeypatch.setenv("NO_COLOR", no_color)
     output.show_table(["status"], [["ok"]])
     assert ("\x1b[" in terminal.text) is coloured
+
+
+def test_a_full_disk_is_told_with_the_file_and_loses_nothing(tmp_path):
+    """A limit on the size of files fails a write half-way, as a full disk does."""
+    import resource
+    import subprocess
+    import sys
+
+    def full() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "README.md").write_text("my own words")
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from aenv.cli import main; sys.exit(main())",
+        "init",
+        "mine",
+        "--force",
+    ]
+    ended = subprocess.run(command, cwd=tmp_path, preexec_fn=full, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "cannot be written: File too large" in ended.stderr
+    assert (tmp_path / "mine" / "README.md").read_text() == "my own words"
+    assert [path.name for path in (tmp_path / "mine").iterdir() if path.name.endswith(".tmp")] == []

@@ -183,6 +183,7 @@ async def test_a_change_wakes_every_follower(act: Callable[[Answer], object]) ->
     others = [asyncio.create_task(answer.changed(60)) for _ in range(3)]
     await following(answer, lambda: act(answer))
     await asyncio.gather(*others)
+    assert all(other.done() for other in others)
 
 
 async def test_a_follower_wakes_by_itself() -> None:

@@ -400,7 +400,7 @@ def test_half_a_surrogate_pair_is_the_authors_error_whatever_is_declared(hint: A
     half = "\ud800"
     values: dict[Any, Any] = {list[str]: [half], dict: {"a": half}, dict[str, str]: {"a": half}}
     value = Shop.model_construct(name=half, open_at=None) if hint is Shop else values.get(hint, half)
-    both_refuse(value, hint).message.encode()
+    assert both_refuse(value, hint).message.encode()
 
 
 def test_encode_names_the_function() -> None:

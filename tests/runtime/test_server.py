@@ -230,3 +230,25 @@ def test_a_protocol_that_is_not_spoken_is_refused(tmp_path: Path) -> None:
     ended = start(tmp_path)
     assert ended.returncode == 1
     assert "spoken: 2026-07-28" in ended.stderr
+
+
+HEALTH = "from aenv import register_health\n@register_health\ndef h() -> {kind}:\n    return {value}\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "status", "shown"),
+    [
+        ("dict", "{'status': 'ok', 'n': 1}", 200, {"status": "ok", "n": 1}),
+        ("bool", "True", 200, {"status": "success"}),
+        ("bool", "False", 503, {"status": "unhealthy"}),
+        ("'Report'", "Report(status='unhealthy')", 503, {"status": "unhealthy"}),
+        ("dict", "{'status': 'ok', 'x': object()}", 503, None),
+    ],
+)
+def test_what_a_health_check_may_answer(tmp_path: Path, kind: str, value: str, status: int, shown: object) -> None:
+    model = "from pydantic import BaseModel\nclass Report(BaseModel):\n    status: str\n"
+    path = project(tmp_path, a=TOOL.format(name="t", answer=1) + model + HEALTH.format(kind=kind, value=value))
+    with sandbox(path) as running:
+        reply = send(running.port, "GET", "/health")
+        assert reply.status == status
+        assert shown in (None, reply.json["data"])

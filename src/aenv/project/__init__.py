@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from aenv.config import replace_file
 from aenv.errors import InvalidConfig, NotFound
 from aenv.models import parse_duration
 from aenv.project import fields
@@ -158,14 +159,7 @@ def write(project: Project, changes: Mapping[str, Any]) -> Project:
     merged = _merged(scan(text, _shown(file)).value, changes)
     new = json.dumps(merged, indent=indent[1] if indent else 2, ensure_ascii=False) + "\n"
     changed = _checked(project.root, new)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        # backslashreplace: half a surrogate pair is legal as a JSON escape, but has no UTF-8 form.
-        temporary.write_text(new, encoding="utf-8", errors="backslashreplace")
-        temporary.chmod(file.stat().st_mode & 0o7777)
-        temporary.replace(file)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_file(file, new, mode=file.stat().st_mode & 0o7777)
     return changed
 
 

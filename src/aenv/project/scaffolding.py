@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from aenv.config import replace_file
 from aenv.errors import Conflict, Invalid, did_you_mean
 from aenv.models import NAME, VERSION
 
@@ -54,10 +55,8 @@ def scaffold(
         if config_only and relative != Path("config.json"):
             continue
         text = origin.read_text(encoding="utf-8").replace("{{name}}", name).replace("{{version}}", version)
-        target = root / relative
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-        written.append(target)
+        replace_file(root / relative, text)
+        written.append(root / relative)
     return written
 
 
