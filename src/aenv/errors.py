@@ -16,6 +16,7 @@
       SandboxError                sandbox_failed     502   the sandbox is of no more use
         StartFailed               start_failed       502   it never became ready; the reason is in the message
         SandboxLost               sandbox_lost       502   it was there and is gone
+          OutOfMemory             out_of_memory      502   it wanted more memory than it may have
         CallTimeout               call_timeout       504   one call took too long; the sandbox may be well
 
 A tool that fails is *not* here: it is a ``ToolResult`` with ``is_error=True``, which a model may read.
@@ -106,6 +107,10 @@ class StartFailed(SandboxError):
 
 class SandboxLost(SandboxError):
     code = "sandbox_lost"
+
+
+class OutOfMemory(SandboxLost):
+    code = "out_of_memory"
 
 
 class CallTimeout(SandboxError):

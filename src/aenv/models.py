@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from enum import StrEnum
 from typing import Any, Self
 
 import msgspec
@@ -96,7 +97,7 @@ NOT_JSON = (TypeError, ValueError, RecursionError, OverflowError, msgspec.Msgspe
 
 
 class SandboxSpec(Struct, frozen=True, kw_only=True):
-    """What a caller asks for."""
+    """What a caller asks for, and, once the environment is found, what an engine needs to start it."""
 
     env: EnvRef
     datasource: str = ""
@@ -108,18 +109,57 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     seed: int | None = None
     resources: dict[str, str] = {}
+    """``cpu``, ``memory`` and ``ephemeralStorage``, as ``deployConfig`` writes them."""
+    project: str = ""
+    """Directory of the project on this machine. Whoever resolves ``env`` sets it; engines do not look for it."""
+    stamp: str = ""
+    """Which state of the project's files it is, where they may change: an engine keeps nothing from another one."""
+    network: str | dict[str, list[str]] | None = None
+    """``none``, ``full`` or ``{"allow": ["host:port", ...]}``; None leaves it to the engine."""
+    preload: bool | str = "auto"
+    idle: float | None = None
+    """Seconds without a call after which the sandbox may end itself."""
+    owner_token_sha256: str | None = None
+    """Digest of the token that opens the sandbox to its owner. The engine never sees the token."""
+
+
+class State(StrEnum):
+    """Where a sandbox is in its life."""
+
+    PENDING = "Pending"
+    CREATING = "Creating"
+    RUNNING = "Running"
+    """The author's code is loaded and its health check passes."""
+    FAILED = "Failed"
+    TERMINATED = "Terminated"
+
+    @property
+    def over(self) -> bool:
+        return self in (State.FAILED, State.TERMINATED)
 
 
 class Sandbox(Struct, frozen=True, kw_only=True):
-    """A running sandbox as its client reaches it."""
+    """A sandbox as its client reaches it."""
 
     url: str
-    """Base URL of the runtime inside: ``http://...`` or ``unix:/path``."""
+    """Base URL of the runtime inside: ``http://...`` or ``unix:/path``; empty while there is none."""
     id: str = "local"
     token: str | None = None
-    """The owner's token, where one is asked for."""
+    """The owner's token, where one is asked for. Only who asked for the sandbox knows it."""
     attached: bool = False
     """Somebody else's: it is taken as it is, whatever its name."""
+    boot: str = ""
+    """Names this life of it, where the engine has seen it healthy; a client then need not ask."""
+    state: State = State.RUNNING
+    reason: str = ""
+    """Why it failed or ended, in words for a person."""
+    env: str = ""
+    """``name@version`` of what runs in it."""
+    owner: str | None = None
+    labels: dict[str, str] = {}
+    created_at: float = 0.0
+    expires_at: float | None = None
+    """Unix times."""
 
 
 class Image(Struct, frozen=True):
@@ -164,3 +204,16 @@ class ToolResult(Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         structured = "" if self.structured is None else f", structured={self.structured!r}"
         return f"ToolResult(content={self.content!r}, is_error={self.is_error}{structured})"
+
+
+class ExecResult(Struct, frozen=True, kw_only=True):
+    """What a command in a sandbox did. One that ran and failed is a result too, with its return code."""
+
+    returncode: int
+    """0 for success; minus the signal's number for a command that was killed."""
+    stdout: str
+    stderr: str
+    truncated: bool = False
+    """Whether more was written to one of the two than is kept."""
+    timed_out: bool = False
+    """Whether it was killed because its time was over."""

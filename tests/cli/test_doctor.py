@@ -3,6 +3,7 @@
 import os
 import platform
 import socket
+import sys
 
 import pytest
 
@@ -92,3 +93,68 @@ def test_a_home_that_is_a_file_and_a_broken_config_fail(aenv, home, no_programs)
 def test_a_doctor_makes_nothing(aenv, home, no_programs):
     aenv("doctor")
     assert not home.exists()
+
+
+def test_what_a_sandbox_can_have_here_is_shown_with_a_way_to_have_more(aenv, no_programs):
+    answer = aenv("doctor", "-o", "json")
+    rows = [row for row in answer.data["checks"] if row["check"].startswith("isolation")]
+    assert rows
+    assert all(row["status"] == "ok" or (row["status"] == "warn" and row["fix"]) for row in rows)
+
+
+# An engine
+
+
+PLAIN = "aenv.engines.plain:PlainEngine"
+
+
+def test_an_engine_that_passes(aenv):
+    answer = aenv("doctor", "--engine", PLAIN, "--check", "create", "--check", "tmp-apart", "-o", "json")
+    assert answer.code == 0
+    assert (answer.data["ok"], answer.data["engine"]) == (True, PLAIN)
+    assert {row["name"]: row["status"] for row in answer.data["checks"]} == {"create": "pass", "tmp-apart": "skip"}
+    assert all(row["detail"] for row in answer.data["checks"])
+    assert sorted(line.split()[1:] for line in answer.err.splitlines()) == [["pass", "create"], ["skip", "tmp-apart"]]
+
+
+def test_an_engine_that_fails(aenv):
+    checks = ("--check", "create", "--check", "get-unknown")
+    answer = aenv("doctor", "--engine", "aenv.engines.failing:FailingEngine", *checks)
+    assert answer.code == 1
+    rows = [line.split(maxsplit=2) for line in answer.out.splitlines()]
+    assert rows[0] == ["NAME", "STATUS", "DETAIL"]
+    assert rows[1] == ["create", "fail", "StartFailed: this engine fails on purpose"]
+    assert rows[2][:2] == ["get-unknown", "pass"]
+    assert "fail create: StartFailed: this engine fails on purpose" in answer.err
+    assert "checks: 2, failed: 1, skipped: 0" in answer.err
+    answer = aenv("doctor", "--engine", "aenv.engines.failing:FailingEngine", *checks, "-o", "json")
+    assert (answer.code, answer.data["ok"]) == (1, False)
+
+
+def test_an_engine_that_is_being_written_here(aenv, here, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (here / "engine_of_mine.py").write_text(
+        "import os\nfrom aenv.engines.failing import PaperEngine\n"
+        "class Mine(PaperEngine):\n"
+        "    async def get(self, id):\n"
+        "        os.write(1, b'talking')\n"
+        "        return await super().get(id)\n"
+    )
+    answer = aenv("doctor", "--engine", "engine_of_mine:Mine", "--check", "get-unknown", "-o", "json")
+    assert (answer.code, answer.data["checks"][0]["status"]) == (0, "pass")
+    assert "talking" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--engine", "proces"], 1, "did you mean 'process'?"),
+        (["--engine", "no_such_module:Engine"], 1, "use pkg.mod:Class"),
+        (["--engine", "aenv.engines.failing:PaperEngine", "--check", "creat"], 1, "did you mean 'create'?"),
+        (["--check", "create"], 2, "needs --engine"),
+    ],
+)
+def test_an_engine_or_a_check_that_is_not_there(aenv, arguments, code, said):
+    answer = aenv("doctor", *arguments)
+    assert (answer.code, answer.out) == (code, "")
+    assert said in answer.err

@@ -1,4 +1,4 @@
-"""``aenv doctor`` and ``aenv version``: what this machine has, and what a command may miss."""
+"""``aenv doctor`` and ``aenv version``: what this machine has, what a command may miss, and how an engine does."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import platform
 import shutil
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 
 import click
 
 from aenv import __version__, config
 from aenv.cli import inspector
 from aenv.cli.inspector import answer
-from aenv.cli.output import Check, output_option, show_checks, show_json
+from aenv.cli.output import FAILED, Check, output_option, say, show_checks, show_json, show_table, stdout_reserved
 from aenv.errors import AEnvError
 
 PYTHON = (3, 11)
@@ -45,17 +47,61 @@ def version(output: str) -> None:
 
 
 @click.command()
+@click.option("--engine", metavar="NAME", help="Check this engine instead: a name, or pkg.mod:Class.")
+@click.option("--check", "only", metavar="NAME", multiple=True, help="Of an engine, only this check. Repeatable.")
+@click.option("--limit", type=float, default=60.0, help="Seconds that one check of an engine may take.")
 @output_option
-def doctor(output: str) -> int:
+def doctor(engine: str | None, only: tuple[str, ...], limit: float, output: str) -> int:
     """Check this machine, and say how to mend what is wrong.
 
     Exit code 1 when a check failed; a warning is about something that only some commands need.
 
+    --engine runs the list that every engine must pass against an engine. It starts and ends some hundred sandboxes
+    of a project of its own, and touches no others. What the engine says it cannot promise is skipped.
+
     \b
     Example:
       aenv doctor
+      aenv doctor --engine process
+      aenv doctor --engine mine.engine:MyEngine --check create --check delete
     """
+    if engine is not None:
+        return _check_engine(engine, only, limit, output)
+    if only:
+        raise click.UsageError("--check chooses checks of an engine, and needs --engine")
     return show_checks([row for check in _CHECKS for row in check()], output)
+
+
+def _check_engine(name: str, only: tuple[str, ...], limit: float, output: str) -> int:
+    from aenv.cli.project import run_async
+    from aenv.engines import conformance, load_engine
+
+    if ":" in name:
+        sys.path.insert(0, str(Path.cwd()))  # an engine that is being written is found as by python -m
+    due = len(set(only)) or len(conformance.CHECKS)
+    done = 0
+
+    def tell(result: conformance.Result) -> None:
+        nonlocal done
+        done += 1
+        why = f": {result.detail}" if result.status == "fail" else ""
+        say(f"{done}/{due} {result.status} {result.name}{why}")
+
+    async def check() -> list[conformance.Result]:
+        async with load_engine(name) as engine:
+            return await conformance.run(
+                engine, only=only or None, on_result=tell, another=lambda: load_engine(name), limit=limit
+            )
+
+    with stdout_reserved():
+        results = run_async(check())
+    count = Counter(result.status for result in results)
+    if output == "json":
+        show_json({"ok": not count["fail"], "engine": name, "checks": [result._asdict() for result in results]})
+    else:
+        show_table(conformance.Result._fields, results)
+        say(f"checks: {len(results)}, failed: {count['fail']}, skipped: {count['skip']}")
+    return FAILED if count["fail"] else 0
 
 
 def _python() -> list[Check]:
@@ -94,6 +140,14 @@ def _node() -> list[Check]:
     if problem := inspector.problem():
         return [Check("node", "warn", problem, "install Node 22.19 or newer, or use 'aenv run --quiet'")]
     return [Check("node", "ok", shutil.which("node") or "")]
+
+
+def _isolation() -> list[Check]:
+    from aenv.engines.process import powers
+
+    return [
+        Check(name, "ok" if status == "ok" else "warn", detail, fix) for name, status, detail, fix in powers.explain()
+    ]
 
 
 def _docker() -> list[Check]:
@@ -146,6 +200,7 @@ _CHECKS: tuple[Callable[[], list[Check]], ...] = (
     _platform,
     _packages,
     _speed,
+    _isolation,
     _node,
     _docker,
     _port,

@@ -1,0 +1,215 @@
+"""The contract of an engine: four verbs that every engine has, what is built on them, and powers that some have.
+
+An engine keeps no state of its own: after a restart ``find`` returns what is alive. All methods may be called
+concurrently, from one event loop. What is not an ``AEnvError`` is a defect of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import ClassVar, NamedTuple, Self
+
+import msgspec
+
+from aenv.cleanup import finish
+from aenv.errors import AEnvError, NotFound, SandboxLost, StartFailed, Unsupported
+from aenv.models import ExecResult, Sandbox, SandboxSpec, State
+from aenv.runtime.tokens import digest, new_owner_token
+
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
+_LONGEST_LINE = 1024 * 1024
+
+
+class Output(NamedTuple):
+    """A piece of what a sandbox printed."""
+
+    start: int
+    """Position of the first byte; greater than what was asked for when older output is no longer kept."""
+    data: bytes
+
+
+def new_id(name: str) -> str:
+    """An id for a sandbox of the environment ``name``: readable, unguessable, and fit to be a host name."""
+    shown = re.sub(r"[^a-z0-9]+", "-", name.lower())[:40].strip("-")
+    return f"{shown}-{''.join(secrets.choice(_ALPHABET) for _ in range(10))}"
+
+
+class Engine(ABC):
+    """Makes sandboxes, finds them again, and ends them."""
+
+    name: ClassVar[str]
+    """What a person calls it: ``process``, ``docker``."""
+    cannot: Mapping[str, str] = {}
+    """Checks of the conformance list that it cannot pass as it runs here, or the power that several need, each with
+    the reason."""
+
+    # The four verbs
+
+    @abstractmethod
+    async def create(self, id: str, spec: SandboxSpec) -> Sandbox:
+        """Start a sandbox under the id that is given, and return it, RUNNING or on its way there.
+
+        Idempotent: an id that is alive is returned as it is, whatever ``spec`` says. An id that has ended is a
+        ``Conflict``. What can be known at once raises at once: ``Invalid`` for a spec that can never start,
+        ``StartFailed`` with the reason a person needs. Cancelled, it leaves nothing behind.
+        """
+
+    @abstractmethod
+    async def get(self, id: str) -> Sandbox:
+        """The sandbox as it is now; ``NotFound`` when there is none. A failed one is kept for a while with its
+        reason; whether an ended one is kept is the engine's choice."""
+
+    @abstractmethod
+    async def find(self, labels: Mapping[str, str] | None = None) -> list[Sandbox]:
+        """Every sandbox that is alive or kept and bears all these labels; after a restart of the engine too."""
+
+    @abstractmethod
+    async def delete(self, id: str) -> None:
+        """End a sandbox. Returns when nothing of it is left; gone already is success."""
+
+    async def close(self) -> None:  # noqa: B027  most engines hold nothing
+        """Let go of what the engine itself holds."""
+
+    # Built on the four
+
+    async def wait(self, id: str, timeout: float) -> Sandbox:
+        """The sandbox once it is RUNNING; ``StartFailed`` with its reason when it fails, or takes too long."""
+        seen: Sandbox | None = None
+        pause = 0.01
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                while True:
+                    seen = await self.get(id)
+                    if seen.state is State.RUNNING:
+                        return seen
+                    if seen.state.over:
+                        raise StartFailed(f"{id} did not start: {seen.reason or seen.state.lower()}")
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, 1.0)
+        except NotFound as exc:
+            raise StartFailed(f"{id} is gone: it was deleted while it started") from exc
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            how = f"still {seen.state.lower()}" if seen else "silent"
+            why = f": {seen.reason}" if seen and seen.reason else ""
+            raise StartFailed(f"{id} is {how} after {timeout:g} s{why}") from None
+
+    @asynccontextmanager
+    async def provision(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        """A sandbox for the length of a block, with the owner's token. It is deleted at the end, come what may."""
+        token = new_owner_token()
+        id = new_id(spec.env.name)
+        try:
+            sandbox = await self._start(id, msgspec.structs.replace(spec, owner_token_sha256=digest(token)))
+            yield msgspec.structs.replace(sandbox, token=token)
+        except BaseException as exc:
+            try:
+                await finish(self.delete(id))
+            except AEnvError as failure:  # what ended the block is what its caller should see
+                exc.add_note(f"{id} could not be deleted: {failure}")
+            raise
+        await finish(self.delete(id))
+
+    async def _start(self, id: str, spec: SandboxSpec) -> Sandbox:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + spec.startup_timeout
+        try:
+            async with asyncio.timeout_at(deadline) as limit:
+                sandbox = await self.create(id, spec)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise StartFailed(f"{id} did not start within {spec.startup_timeout:g} s") from None
+        if sandbox.state is State.RUNNING:
+            return sandbox
+        return await self.wait(id, deadline - loop.time())
+
+    async def logs(self, id: str, tail: int | None = None, follow: bool = False) -> AsyncIterator[str]:
+        """What the sandbox printed, by line: the last ``tail``, all that is kept by default. With ``follow``, also
+        what it prints from then on, until it ends."""
+        found = await self.output(id, 0)
+        *lines, rest = found.data.split(b"\n")
+        if rest and not follow:
+            lines, rest = [*lines, rest], b""
+        for line in lines if tail is None else lines[max(len(lines) - tail, 0) :]:
+            yield line.decode(errors="replace")
+        position = found.start + len(found.data)
+        pause = 0.05
+        while follow:
+            try:
+                ended = (await self.get(id)).state.over
+                found = await self.output(id, position)
+            except (NotFound, SandboxLost):
+                break
+            if found.data:
+                if rest and (found.start > position or len(rest) > _LONGEST_LINE):
+                    yield rest.decode(errors="replace")  # its end is no longer kept, or has not come for too long
+                    rest = b""
+                position = found.start + len(found.data)
+                *lines, rest = (rest + found.data).split(b"\n")
+                for line in lines:
+                    yield line.decode(errors="replace")
+                pause = 0.05
+            elif ended:
+                break
+            else:
+                await asyncio.sleep(pause)
+                pause = min(pause * 1.5, 1.0)
+        if rest:
+            yield rest.decode(errors="replace")
+
+    # Powers that an engine may have
+
+    async def output(self, id: str, start: int) -> Output:
+        """What the sandbox printed, from that position on, as far as it is kept. ``logs`` is built on this."""
+        raise self._cannot("keep what a sandbox prints")
+
+    async def update(self, id: str, *, ttl: float) -> Sandbox:
+        """Let the sandbox live ``ttl`` seconds from now."""
+        raise self._cannot("change a sandbox")
+
+    async def exec(self, id: str, command: Sequence[str], *, timeout: float = 60.0) -> ExecResult:
+        """Run a command inside, as the sandbox's own user, in its work directory. One that takes too long is ended."""
+        raise self._cannot("run a command inside a sandbox")
+
+    async def upload(self, id: str, path: str, content: bytes) -> None:
+        """Write a file inside; a relative path is under the work directory. Folders that are missing are made."""
+        raise self._cannot("write files of a sandbox")
+
+    async def download(self, id: str, path: str) -> bytes:
+        """Read a file inside; ``NotFound`` when there is none."""
+        raise self._cannot("read files of a sandbox")
+
+    async def expose(self, id: str, port: int) -> str:
+        """A URL for something that listens on a port inside."""
+        raise self._cannot("expose a port")
+
+    async def checkpoint(self, id: str) -> str:
+        """Keep the state of this moment under an id."""
+        raise self._cannot("checkpoint")
+
+    async def restore(self, id: str, checkpoint: str) -> None:
+        """Put a sandbox back to a checkpoint of it."""
+        raise self._cannot("restore")
+
+    async def fork(self, id: str, count: int) -> list[Sandbox]:
+        """Live siblings with the state of this moment."""
+        raise self._cannot("fork")
+
+    def _cannot(self, what: str) -> Unsupported:
+        return Unsupported(f"the {self.name} engine cannot {what}")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await finish(self.close())
