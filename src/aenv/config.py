@@ -37,6 +37,7 @@ SETTINGS = (
     Setting("grace", "AENV_GRACE", 10.0, "seconds that calls in flight get to finish when a sandbox stops"),
     Setting("threads", "AENV_THREADS", 512, "most synchronous tools that run at the same time in a sandbox", least=1),
     Setting("allowed_hosts", "AENV_ALLOWED_HOSTS", "", "more names, by comma, accepted in Host and Origin"),
+    Setting("isolation", "AENV_ISOLATION", "auto", "how sandboxes are shut in on this machine: auto, strict or none"),
     Setting("debug", "AENV_DEBUG", False, "show the traceback of an unexpected failure", in_file=False),
     Setting("instance_id", "AENV_INSTANCE_ID", "local", "what the engine calls this sandbox", in_file=False),
     Setting("datasource", "AENV_DATASOURCE", "", "the instance's data, as a path", in_file=False),
@@ -163,6 +164,12 @@ def default_environment(values: Mapping[str, str]) -> None:
     """Set those variables of this process that are not set yet."""
     for name, value in values.items():
         os.environ.setdefault(name, value)
+
+
+def replace_environment(values: Mapping[str, str]) -> None:
+    """Make these the variables of this process, and no others."""
+    os.environ.clear()
+    os.environ.update(values)
 
 
 def colour(stream: TextIO) -> bool:

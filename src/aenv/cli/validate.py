@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
+import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from aenv import project
+from aenv import config, project
+from aenv.cleanup import finish
 from aenv.cli.output import Check, output_option, show_checks, stdout_reserved
 from aenv.cli.project import run_async, work_dir_option
 from aenv.errors import AEnvError, Invalid, NotFound
@@ -20,10 +26,14 @@ from aenv.errors import AEnvError, Invalid, NotFound
 if TYPE_CHECKING:
     from aenv.client.environment import Environment
     from aenv.project import Project
+    from aenv.runtime.preload import Verdict
 
 SEED = 20_260_101
 """What both sandboxes of ``--determinism`` are given."""
 HEALTHY_WITHIN = 5.0
+SHOWN_REASONS = 8
+"""Most reasons against preloading that are listed."""
+_MOVE = "do it in a @register_setup function"
 _REQUIREMENT = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[[^\]]*\])?\s*(@\s*\S+|\(?(\s*(===|[<>=!~]=|[<>])\s*[^\s,;()]+\s*,?)*\)?)\s*(;.*)?"
 )
@@ -150,6 +160,7 @@ async def live_checks(found: Project, startup_timeout: float, determinism: bool)
         async with _sandbox(found, startup_timeout) as env:
             rows = [Check("start", "ok", "the sandbox started"), *await _answers(env)]
             first = await _observations(env) if determinism else {}
+        rows.append(await _preloading(found, startup_timeout))
         if not determinism:
             return rows
         async with _sandbox(found, startup_timeout) as env:
@@ -161,12 +172,70 @@ async def live_checks(found: Project, startup_timeout: float, determinism: bool)
 @asynccontextmanager
 async def _sandbox(found: Project, startup_timeout: float) -> AsyncIterator[Environment]:
     from aenv.client.environment import Environment, attach
-    from aenv.client.local import run_project
+    from aenv.client.serving import run_project
 
     variables = {**found.environment_variables, "AENV_SEED": str(SEED)}
     async with run_project(found.root, environment_variables=variables, startup_timeout=startup_timeout) as url:
         async with Environment(found.name, provision=attach(url)) as env:
             yield env
+
+
+async def _preloading(found: Project, patience: float) -> Check:
+    """Whether instances fork from one process that has imported the project, and why not."""
+    chosen = found.value("deployConfig.preload")
+    if chosen is False:
+        return Check("preload", "ok", "off: each instance imports the project")
+    verdict = await _verdict(found, patience)
+    if isinstance(verdict, str):
+        return Check(
+            "preload", "warn", f"the import could not be watched: {verdict}", "set deployConfig.preload: false"
+        )
+    if verdict.clean:
+        return Check("preload", "ok", "preloaded: instances fork from the imported project")
+    reasons = list(verdict.reasons[:SHOWN_REASONS])
+    if len(verdict.reasons) > SHOWN_REASONS:
+        reasons.append(f"and {len(verdict.reasons) - SHOWN_REASONS} more")
+    if chosen is True:
+        head = "preloaded, as config.json says, so all instances share what the import did once. It"
+        return Check("preload", "warn", "\n".join([head, *reasons]), f'{_MOVE}, or set deployConfig.preload: "auto"')
+    head = "not preloaded: each instance imports the project, since the import"
+    return Check("preload", "ok", "\n".join([head, *reasons]), f"for faster starts, {_MOVE}")
+
+
+async def _verdict(found: Project, patience: float) -> Verdict | str:
+    """What a process of its own sees of the project's import, or why it could not."""
+    import msgspec
+
+    from aenv.runtime.preload import Verdict
+
+    # Files, not pipes: what the import leaves running would hold a pipe open.
+    with TemporaryFile() as answer, TemporaryFile() as talk:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "aenv.runtime.preload", str(found.root)),
+            env=config.child_environment(found.environment_variables),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=answer,
+            stderr=talk,
+            start_new_session=True,
+        )
+        try:
+            await asyncio.wait_for(process.wait(), patience)
+        except TimeoutError:
+            return f"it took longer than {patience:g} s"
+        finally:
+            await finish(_ended(process))
+        answer.seek(0)
+        with suppress(msgspec.DecodeError):
+            return msgspec.json.decode(answer.read(), type=Verdict)
+        talk.seek(0)
+        last = talk.read().decode(errors="replace").strip().splitlines()[-1:]
+        return "".join(last) or f"it ended with exit code {process.returncode}"
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):  # and with it what the import left running
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
 
 
 async def _answers(env: Environment) -> list[Check]:

@@ -16,6 +16,7 @@ from aenv.errors import Conflict
 
 Headers = list[tuple[bytes, bytes]]
 JSON: Headers = [(b"content-type", b"application/json")]
+BYTES: Headers = [(b"content-type", b"application/octet-stream")]
 EVENTS: Headers = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-transform"),
@@ -61,8 +62,10 @@ class Answer:
 
     __slots__ = (
         "_leaving",
+        "_taken",
         "_waiters",
         "chunks",
+        "cut",
         "done",
         "followers",
         "headers",
@@ -79,16 +82,19 @@ class Answer:
         self.headers: Headers = []
         self.chunks: list[bytes] = []
         self.done = False
+        self.cut = False
+        """Whether it ended in the middle: its connection must break, or half would pass for the whole."""
         self.followers = 0
         self.patience = patience
         """Seconds the call goes on when nobody follows it any more; ``None`` for as long as it takes."""
         self.transient = False
-        """Whether what was sent is forgotten: a stream without end that nobody can ask for again."""
+        """Whether what was sent is forgotten: a stream without end, or one too long to keep."""
         self.task: asyncio.Task[None] | None = None
         self.upgrade: Callable[[], None] | None = None
         """Turns an answer that is slow to begin into an event stream, where the client takes one."""
         self._waiters: list[asyncio.Future[None]] = []
         self._leaving: asyncio.TimerHandle | None = None
+        self._taken: asyncio.Future[None] | None = None
 
     def reply(self, response: Response) -> None:
         """Answer in one piece."""
@@ -106,9 +112,28 @@ class Answer:
             self.chunks.append(chunk)
             self.wake()
 
+    async def pass_on(self, chunk: bytes) -> None:
+        """Write a piece of a transient answer, and wait until it was sent: memory holds one at a time."""
+        self._taken = asyncio.get_running_loop().create_future()
+        self.write(chunk)
+        await self._taken
+
+    def taken(self) -> None:
+        """A connection has sent what was written."""
+        if self._taken is not None:
+            _settle(self._taken)
+
     def close(self) -> None:
         self.done = True
         self.wake()
+
+    def fail(self, response: Response) -> None:
+        """Answer with a failure; one that has begun breaks off instead."""
+        if self.status:
+            self.cut = True
+            self.close()
+        else:
+            self.reply(response)
 
     def cancel(self) -> None:
         """End the call behind this answer."""

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Coroutine, MutableMapping
+from contextlib import aclosing
+from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -15,9 +18,12 @@ import msgspec
 
 from aenv import __version__
 from aenv.errors import AEnvError, Invalid, NotFound, SandboxLost, TooLarge
+from aenv.runtime import files
 from aenv.runtime.access import Guard
-from aenv.runtime.answers import EVENTS, Answer, Answers, Request, Response
+from aenv.runtime.answers import BYTES, EVENTS, Answer, Answers, Request, Response
+from aenv.runtime.commands import Command
 from aenv.runtime.functions import Function
+from aenv.runtime.history import overhear
 from aenv.runtime.mcp import LEGACY, MODERN, Endpoint, Reply
 from aenv.runtime.protocol import Receive, Send
 from aenv.runtime.service import Service, Unhealthy, log, lookup
@@ -37,6 +43,7 @@ PATIENCE = 10.0
 CHUNK = 256 * 1024
 
 _encode = msgspec.json.Encoder().encode
+_command = msgspec.json.Decoder(Command).decode
 
 
 def success(data: Any, status: int = 200) -> Response:
@@ -58,10 +65,10 @@ def failure(exc: AEnvError) -> Response:
 class App:
     """One sandbox's HTTP surface."""
 
-    def __init__(self, service: Service, guard: Guard, *, max_body: int, wrapped: Wrapped | None = None) -> None:
+    def __init__(self, service: Service, guard: Guard, *, max_body: int) -> None:
         self.service = service
         self.mcp = Endpoint(service)
-        self.wrapped = wrapped
+        self.wrapped: Wrapped | None = None
         self.answers = Answers()
         self.calls: set[asyncio.Task[None]] = set()
         """Calls in flight."""
@@ -69,6 +76,25 @@ class App:
         """Names this life of the sandbox: a caller that saw another one must hear that its state is gone."""
         self._guard = guard
         self._max_body = max_body
+        self._theirs: frozenset[str] = frozenset()
+        self._in_flight = 0
+        self._last = monotonic()
+
+    def wrap(self, wrapped: Wrapped) -> None:
+        """Let the project's own MCP server answer at ``/mcp``."""
+        self.wrapped = wrapped
+        self._theirs = _tools_of_the_server(self.service)
+
+    def begin(self, guard: Guard) -> None:
+        """Begin a life of its own, in a process forked from where it was made."""
+        self.boot = secrets.token_hex(8)
+        self._guard = guard
+        self._last = monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        """For how long nobody has wanted anything: 0 while a call runs. Health checks and listeners do not count."""
+        return 0.0 if self._in_flight else monotonic() - self._last
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -127,8 +153,11 @@ class App:
             raise _too_large(limit)
         parts: list[bytes] = []
         size = 0
+        is_probe = request.path == "/health"
         while True:
             message = await receive()
+            if not is_probe:
+                self._last = monotonic()
             if message["type"] == "http.disconnect":
                 raise _Gone
             if part := message.get("body", b""):
@@ -143,22 +172,31 @@ class App:
         """Handle a request, or answer again what was answered before under the same call id."""
         call_id = request.header(b"aenv-call-id")
         if call_id is None:
-            return self._start(handler(self, request, rest))
+            return self._start(handler(self, request, rest), request)
         if answer := self.answers.find(call_id, request):
             return answer
-        reply = self._start(handler(self, request, rest))
-        if isinstance(reply, Answer):
+        reply = self._start(handler(self, request, rest), request)
+        if isinstance(reply, Answer) and not reply.transient:
             reply.patience = PATIENCE
             self.answers.keep(call_id, request, reply)
         return reply
 
-    def _start(self, reply: Reply) -> Reply:
+    def _start(self, reply: Reply, request: Request) -> Reply:
         if isinstance(reply, Answer) and reply.task is not None:
             self.calls.add(reply.task)
-            reply.task.add_done_callback(self._ended)
+            if _is_call(request):
+                self._in_flight += 1
+                reply.task.add_done_callback(self._ended)
+            else:
+                reply.task.add_done_callback(self._closed)
         return reply
 
     def _ended(self, task: asyncio.Task[None]) -> None:
+        self._in_flight -= 1
+        self._last = monotonic()
+        self._closed(task)
+
+    def _closed(self, task: asyncio.Task[None]) -> None:
         self.calls.discard(task)
         if not task.cancelled() and (error := task.exception()):
             log.error("a call failed in the runtime itself", exc_info=error)
@@ -166,9 +204,11 @@ class App:
     # Handlers, in the order of the routes.
 
     def serve_mcp(self, request: Request, rest: str) -> Reply:
-        if self.wrapped is None:
+        if self.wrapped is None or self.wrapped.leaves_to_us(request):
             return self.mcp.handle(request)
-        return self.mcp.handle(request) if self.wrapped.leaves_to_us(request) else self.wrapped.handle(request)
+        answer = self.wrapped.handle(request)
+        overhear(self.service.history, request, answer, self._theirs)
+        return answer
 
     def health(self, request: Request, rest: str) -> Reply:
         known = self._guard.access(request) > Access.NONE
@@ -254,6 +294,60 @@ class App:
 
         return _working(answer())
 
+    def read_file(self, request: Request, rest: str) -> Reply:
+        path = self._path(request)
+        answer = Answer(0)
+        answer.transient = True
+
+        async def read() -> Response | None:
+            if await files.is_directory(path):
+                return success(await files.listing(path))
+            async with aclosing(files.pieces(path)) as pieces:
+                first = await anext(pieces, b"")
+                if len(first) < files.PIECE:
+                    return Response(200, first, BYTES)
+                answer.begin(200, BYTES)
+                await answer.pass_on(first)
+                async for piece in pieces:
+                    await answer.pass_on(piece)
+            answer.close()
+            return None
+
+        return _working(read(), answer)
+
+    def write_file(self, request: Request, rest: str) -> Reply:
+        path = self._path(request)
+
+        async def write() -> Response:
+            await files.write(path, request.body)
+            return success({"path": str(path), "size": len(request.body)})
+
+        return _working(write())
+
+    def _path(self, request: Request) -> Path:
+        given = _query(request).get("path")
+        if not isinstance(given, str) or not given:
+            raise Invalid("which file?", hint="name it once, as in /files?path=notes/today.txt")
+        return self.service.instance.working_directory / given
+
+    def exec(self, request: Request, rest: str) -> Reply:
+        try:
+            command = _command(request.body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            hint = 'send {"command": "ls -l"}, or an array of arguments, and if wanted timeout, directory and stdin'
+            raise Invalid(f"the command cannot be read: {exc}", hint=hint) from None
+
+        async def answer() -> Response:
+            return success(await self.service.run(command))
+
+        return _working(answer())
+
+    def history(self, request: Request, rest: str) -> Reply:
+        last = _query(request).get("last")
+        if last is not None and not (isinstance(last, str) and last.isascii() and last.isdigit()):
+            raise Invalid(f"last must be a number of calls, found {last!r}")
+        return success(self.service.history.last(None if last is None else int(last)))
+
     def cancel(self, request: Request, call_id: str) -> Reply:
         return success({"cancelled": self.answers.cancel(call_id)})
 
@@ -267,6 +361,13 @@ class App:
             return success(await self.service.call(function, arguments))
 
         return _working(answer())
+
+
+def _tools_of_the_server(service: Service) -> frozenset[str]:
+    """The tools that a wrapped server has of its own."""
+    from aenv.runtime.wrapped.insider import ServerTool
+
+    return frozenset(name for name, tool in service.loaded.tools.items() if isinstance(tool, ServerTool))
 
 
 class _WrongMethod(Invalid):
@@ -299,20 +400,28 @@ def _object(body: bytes) -> dict[str, Any]:
         raise Invalid(f"the body is not a JSON object: {exc}") from None
 
 
-def _working(work: Any) -> Answer:
-    """An answer that the coroutine ``work`` will give; its client's leaving ends it."""
-    answer = Answer(0)
+def _is_call(request: Request) -> bool:
+    """Whether a request wants something done, and does not only look or listen."""
+    if request.path == "/mcp":
+        return request.method != "GET" and request.headers.get(b"mcp-method") != b"subscriptions/listen"
+    return request.path != "/health"
+
+
+def _working(work: Coroutine[Any, Any, Response | None], answer: Answer | None = None) -> Answer:
+    """An answer that ``work`` returns or, when it returns none, writes itself; its client's leaving ends it."""
+    answer = answer or Answer(0)
 
     async def run() -> None:
         try:
-            answer.reply(await work)
+            if response := await work:
+                answer.reply(response)
         except asyncio.CancelledError:
-            answer.reply(failure(AEnvError("the call was cancelled")))
+            answer.fail(failure(AEnvError("the call was cancelled")))
             raise
         except AEnvError as exc:
-            answer.reply(failure(exc))
+            answer.fail(failure(exc))
         except Exception as exc:
-            answer.reply(failure(AEnvError(f"the runtime failed: {exc!r}")))
+            answer.fail(failure(AEnvError(f"the runtime failed: {exc!r}")))
             raise
 
     answer.task = asyncio.create_task(run())
@@ -335,7 +444,7 @@ async def _follow(answer: Answer, position: int, receive: Receive, send: Send) -
     begun = False
     watch: asyncio.Task[None] | None = None
     try:
-        while True:
+        while not answer.cut:
             if answer.done and not begun and position == 0 and len(answer.chunks) <= 1:
                 await _send(Response(answer.status, b"".join(answer.chunks), answer.headers), send)
                 return
@@ -347,6 +456,7 @@ async def _follow(answer: Answer, position: int, receive: Receive, send: Send) -
                 await send({"type": "http.response.body", "body": answer.chunks[position], "more_body": True})
                 if answer.transient:
                     answer.chunks[position] = b""
+                    answer.taken()
                 position += 1
             if answer.done and position >= len(answer.chunks):
                 await send({"type": "http.response.body", "body": b""})
@@ -383,6 +493,9 @@ EXACT: dict[str, dict[str, tuple[Access, Handler]]] = {
     "/functions/list": {"GET": (Access.OWNER, App.list_functions)},
     "/tools": {"GET": (Access.AGENT, App.list_tools)},
     "/reset": {"POST": (Access.OWNER, App.reset)},
+    "/files": {"GET": (Access.OWNER, App.read_file), "PUT": (Access.OWNER, App.write_file)},
+    "/exec": {"POST": (Access.OWNER, App.exec)},
+    "/history": {"GET": (Access.OWNER, App.history)},
 }
 PREFIX: dict[str, dict[str, tuple[Access, Handler]]] = {
     "functions": dict.fromkeys(("POST", "GET"), (Access.OWNER, App.function)),

@@ -18,7 +18,10 @@ from aenv.runtime import registry
 from aenv.runtime.functions import Function
 from aenv.runtime.registry import Mark
 
-RESERVED = ("/mcp", "/health", "/task", "/functions", "/tools", "/reset", "/calls", "/info")
+RESERVED = (
+    *("/mcp", "/health", "/task", "/functions", "/tools", "/reset", "/calls", "/info"),
+    *("/files", "/exec", "/history"),
+)
 """First path segments that a function's own endpoint may not take."""
 _IMPORTING = ("<frozen importlib", importlib.__file__, __file__)
 """Where the frames of an import are that are not the author's."""

@@ -50,6 +50,43 @@ def collect() -> Iterator[list[Mark]]:
         _marks = outer
 
 
+_stopping = False
+"""Whether a script is being imported for its functions alone."""
+
+
+class _Used(BaseException):
+    """A script got to where it uses an environment: its functions are all marked by then."""
+
+
+def stop_script() -> None:
+    """Called where a script begins to use an environment. Ends its import when only its functions are wanted."""
+    if _stopping:
+        raise _Used
+
+
+def load_script(path: str, name: str) -> None:
+    """Import a script of the project for the functions it registers, up to where it uses an environment itself."""
+    import sys
+    from importlib.util import module_from_spec, spec_from_file_location
+    from pathlib import Path
+
+    global _stopping
+    file = Path(sys._getframe(1).f_code.co_filename).parent.parent / path
+    spec = spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.append(str(file.parent))
+    _stopping = True
+    try:
+        spec.loader.exec_module(module)
+    except _Used:
+        pass
+    finally:
+        _stopping = False
+
+
 def _mark(kind: Kind, function: F | None, name: str | None, **options: Any) -> F | Callable[[F], F]:
     def apply(target: F) -> F:
         if not callable(target):

@@ -21,7 +21,7 @@ from aenv.runtime.app import App
 from aenv.runtime.context import Instance
 from aenv.runtime.mcp import LEGACY, MODERN
 from aenv.runtime.protocol import Connections
-from aenv.runtime.service import Service
+from aenv.runtime.service import Service, Unhealthy
 
 log = logging.getLogger("aenv.runtime")
 RELOAD_EVERY = 0.5
@@ -78,19 +78,20 @@ def run(
         loopback=is_loopback(host),
         allowed_hosts=filter(None, config.get("allowed_hosts").split(",")),
     )
-    server = Server(found, Service(found, instance, loaded), guard, sock)
+    app = App(Service(found, instance, loaded), guard, max_body=config.get("max_body"))
+    server = Server(found, app, sock)
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{sock.getsockname()[1]}"
 
-    def ready() -> None:
+    def ready(boot: str) -> None:
         if on_ready is not None:
             on_ready(Served(url, list(loaded.tools), list(loaded.rewards), list(loaded.functions), made))
 
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(server.serve(ready, reload=reload, lifeline=lifeline))
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
     except ImportError:
@@ -135,45 +136,64 @@ def _seed() -> int | None:
 class Server:
     """One project on one listening socket."""
 
-    def __init__(self, found: Project, service: Service, guard: Guard, sock: socket.socket) -> None:
+    def __init__(self, found: Project, app: App, sock: socket.socket) -> None:
         self._project = found
-        self._service = service
-        self._guard = guard
+        self._app = app
+        self._service = app.service
         self._socket = sock
         self._grace = config.get("grace")
 
-    async def serve(self, ready: Callable[[], None], *, reload: bool = False, lifeline: int | None = None) -> None:
-        """Serve until a signal; then calls in flight get the grace time, and the author's teardown runs."""
+    async def serve(
+        self,
+        ready: Callable[[str], None],
+        *,
+        reload: bool = False,
+        lifeline: int | None = None,
+        identify: Callable[[], float | None] | None = None,
+    ) -> None:
+        """Serve until a signal or the end of the lifeline; then calls in flight get the grace time, and the author's
+        teardown runs. ``ready`` is told the boot id once callers are let in.
+
+        An engine's sandbox learns which it is from ``identify``, after everything that does not depend on it. It may
+        block, and returns the seconds without a call after which to end. Such a sandbox gets no signals, and is ready
+        when the author's health check passes.
+        """
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        connections = Connections(self._app)
+        listen = loop.create_unix_server if self._socket.family == socket.AF_UNIX else loop.create_server
+        listening = await listen(connections, sock=self._socket, backlog=1024, start_serving=False)
+        idle = identify() if identify is not None else None
+        for number in () if identify is not None else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it for the last
                 loop.add_signal_handler(number, _asked_to_stop, stop)
         if lifeline is not None:
             loop.add_reader(lifeline, _until_end, loop, lifeline, stop)
-        wrapped = None
         if self._service.loaded.server is not None:
             from aenv.runtime.wrapped import Wrapped
 
             wrapped = Wrapped(self._service)
             await wrapped.start()
-        if not await self._set_up(stop):
+            self._app.wrap(wrapped)
+        if self._service.loaded.setups and not await self._set_up(stop):
             return
-        app = App(self._service, self._guard, max_body=config.get("max_body"), wrapped=wrapped)
-        connections = Connections(app)
-        listening = await loop.create_server(connections, sock=self._socket, backlog=1024)
-        watching = asyncio.create_task(self._reload(app)) if reload else None
+        await listening.start_serving()
+        watching = [asyncio.create_task(self._reload())] if reload else []
+        if idle is not None:
+            watching.append(asyncio.create_task(_until_idle(self._app, idle, stop)))
         try:
-            ready()
+            if identify is not None and self._service.loaded.health is not None:
+                await self._healthy(stop)
+            ready(self._app.boot)
             await stop.wait()
         finally:
-            if watching is not None:
-                watching.cancel()
+            for task in watching:
+                task.cancel()
             listening.close()
-            await self._drain(app, connections)
+            await self._drain(connections)
             await self._tear_down()
-            if wrapped is not None:
-                await wrapped.stop()
+            if self._app.wrapped is not None:
+                await self._app.wrapped.stop()
 
     async def _set_up(self, stop: asyncio.Event) -> bool:
         """Run the author's setup; False when a signal came first. What was set up is torn down when it fails."""
@@ -192,6 +212,17 @@ class Server:
         await self._tear_down()
         return False
 
+    async def _healthy(self, stop: asyncio.Event) -> None:
+        pause = 0.01
+        while not stop.is_set():
+            try:
+                await self._service.health({})
+                return
+            except Unhealthy as exc:
+                log.info("not healthy yet: %s", exc)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 1.0)
+
     async def _tear_down(self) -> None:
         try:
             async with asyncio.timeout(self._grace):
@@ -199,7 +230,8 @@ class Server:
         except TimeoutError:
             log.error("teardown took longer than %g s and was left", self._grace)
 
-    async def _drain(self, app: App, connections: Connections) -> None:
+    async def _drain(self, connections: Connections) -> None:
+        app = self._app
         app.close_streams()
         if app.calls:
             log.info("waiting up to %g s for %d calls in flight", self._grace, len(app.calls))
@@ -208,7 +240,7 @@ class Server:
             call.cancel()
         await connections.drain(1.0)
 
-    async def _reload(self, app: App) -> None:
+    async def _reload(self) -> None:
         """Load the project again whenever a file of it changes. What fails to load leaves the old one serving."""
         before = _stamp(self._project)
         while True:
@@ -217,7 +249,7 @@ class Server:
             if now == before:
                 continue
             before = now
-            if app.wrapped is not None:
+            if self._app.wrapped is not None:
                 log.warning("a file changed, but a project's own MCP server is not reloaded: start it again")
                 continue
             loader.unload(self._project)
@@ -229,7 +261,7 @@ class Server:
                 self._service.loaded = old
                 log.error("reload failed, the last good version goes on serving\n%s", exc)
                 continue
-            app.mcp.refresh()
+            self._app.mcp.refresh()
             log.warning("reloaded: %d tools", len(loaded.tools))
 
 
@@ -243,6 +275,14 @@ def _until_end(loop: asyncio.AbstractEventLoop, lifeline: int, stop: asyncio.Eve
     if not os.read(lifeline, 4096):
         loop.remove_reader(lifeline)
         stop.set()
+
+
+async def _until_idle(app: App, limit: float, stop: asyncio.Event) -> None:
+    # No call wakes this, which is what makes calls cheap.
+    while (left := limit - app.idle_seconds) > 0:  # noqa: ASYNC110
+        await asyncio.sleep(left)
+    log.warning("ending: no call for %g s", limit)
+    stop.set()
 
 
 def _stamp(found: Project) -> dict[Path, int]:

@@ -10,10 +10,14 @@ from typing import Any
 import msgspec
 
 from aenv.errors import AEnvError, AuthorError, CallTimeout, Invalid, NotFound, Unsupported, did_you_mean
+from aenv.models import ExecResult, ToolResult
 from aenv.project import Project
+from aenv.runtime import commands
+from aenv.runtime.commands import Command
 from aenv.runtime.content import plain, tool_result
 from aenv.runtime.context import Context, Instance, Notify, silent
 from aenv.runtime.functions import Function, Raised, author_error, run_hook
+from aenv.runtime.history import History, Noted
 from aenv.runtime.loader import Loaded
 
 log = logging.getLogger("aenv.runtime")
@@ -39,6 +43,7 @@ class Service:
         self.instance = instance
         self.loaded = loaded
         self.call_limit: float | None = project.timeouts.call
+        self.history = History()
         self._checking: asyncio.Task[dict[str, Any]] | None = None
 
     def context(self, name: str, notify: Notify = silent, progress_token: str | int | None = None) -> Context:
@@ -57,27 +62,48 @@ class Service:
 
     async def call_tool(self, function: Function, arguments: dict[str, Any], context: Context) -> dict[str, Any]:
         """The result of a tool: its own failure is a result too, the platform's is an exception."""
-        try:
-            value = await self._limited(function, arguments, context)
-            return tool_result(value, function.result, function.name)
-        except Raised as exc:
-            log.info("tool %s failed\n%s", function.name, exc.details())
-            message = exc.cause.message if isinstance(exc.cause, AEnvError) else exc.summary
-            return tool_error(message)
-        except AuthorError as exc:
-            log.warning("tool %s: %s", function.name, exc)
-            return tool_error(f"{exc}; {exc.hint}" if exc.hint else str(exc))
+        with Noted(self.history, "tool", function.name, arguments) as note:
+            try:
+                value = await self._limited(function, arguments, context)
+                result = tool_result(value, function.result, function.name)
+            except Raised as exc:
+                log.info("tool %s failed\n%s", function.name, exc.details())
+                note.error = exc.cause.message if isinstance(exc.cause, AEnvError) else exc.summary
+                return tool_error(note.error)
+            except AuthorError as exc:
+                log.warning("tool %s: %s", function.name, exc)
+                note.error = f"{exc}; {exc.hint}" if exc.hint else str(exc)
+                return tool_error(note.error)
+            if result["isError"]:
+                note.error = _said(value)
+            return result
 
     async def call(self, function: Function, arguments: dict[str, Any]) -> msgspec.Raw:
-        """The result of a reward or function, as JSON."""
-        try:
-            value = await self._limited(function, arguments, self.context(function.name))
-        except Raised as exc:
-            log.warning("%s %s failed\n%s", function.mark.kind, function.name, exc.details())
-            raise author_error(function, exc) from exc.cause
-        if function.mark.kind == "reward":
-            _check_reward(function, value)
-        return plain(value, function.result, function.name)
+        """The result of a reward or function, or of a tool over plain HTTP, as JSON."""
+        kind = function.mark.kind
+        with Noted(self.history, "tool" if kind == "agent" else kind, function.name, arguments) as note:
+            try:
+                value = await self._limited(function, arguments, self.context(function.name))
+            except Raised as exc:
+                log.warning("%s %s failed\n%s", kind, function.name, exc.details())
+                raise author_error(function, exc) from exc.cause
+            if kind == "reward":
+                _check_reward(function, value)
+            answer = plain(value, function.result, function.name)
+            if isinstance(value, ToolResult) and value.is_error:
+                note.error = _said(value)
+            return answer
+
+    async def run(self, command: Command) -> ExecResult:
+        """Run a command of the owner's; one that fails is a result."""
+        arguments = {name: value for name, value in msgspec.structs.asdict(command).items() if value is not None}
+        with Noted(self.history, "exec", command.argv[0][:200], arguments) as note:
+            result = await commands.run(command, self.instance.working_directory)
+            if result.timed_out:
+                note.error = f"it was killed after {command.timeout:g} s"
+            elif result.returncode:
+                note.error = f"it returned {result.returncode}"
+            return result
 
     async def _limited(self, function: Function, arguments: dict[str, Any], context: Context) -> Any:
         if self.call_limit is None:
@@ -100,8 +126,9 @@ class Service:
             raise Unsupported("this environment cannot be reset", hint="register one with @register_reset")
         self.instance = self.instance._replace(seed=seed)
         takes_seed = "seed" in function.arguments.schema["properties"]
-        value = await run_hook(function, self.context(function.name), {"seed": seed} if takes_seed else {})
-        return plain(value, function.result, function.name)
+        with Noted(self.history, "reset", function.name, {"seed": seed}):
+            value = await run_hook(function, self.context(function.name), {"seed": seed} if takes_seed else {})
+            return plain(value, function.result, function.name)
 
     async def health(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The author's health, or the default; raises ``Unhealthy``.
@@ -155,6 +182,13 @@ def lookup(table: dict[str, Function], name: str, kind: str) -> Function:
 
 def tool_error(message: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": message}], "isError": True}
+
+
+def _said(value: ToolResult) -> str:
+    try:
+        return value.text
+    except (KeyError, TypeError):  # blocks are the author's, and not all of them are whole
+        return "the tool failed"
 
 
 def _check_reward(function: Function, value: Any) -> None:

@@ -19,7 +19,7 @@ class Access(IntEnum):
     AGENT = 1
     """Tools: ``/mcp`` and ``/tools``."""
     OWNER = 2
-    """The rest: reward, functions, reset."""
+    """The rest: reward, functions, reset, files, commands, history."""
 
 
 def new_owner_token() -> str:
@@ -37,17 +37,27 @@ def agent_token(owner_digest: str) -> str:
 
 
 class Gate:
-    """Decides what a presented token may do. Without a digest everybody is the owner."""
+    """Decides what a presented token may do. Without a digest everybody is the owner.
 
-    def __init__(self, owner_digest: str | None) -> None:
+    ``engine_digest`` is of a token that opens as much: the one the engine itself comes with.
+    """
+
+    def __init__(self, owner_digest: str | None, engine_digest: str | None = None) -> None:
         self._owner = owner_digest.lower() if owner_digest else None
+        self._engine = engine_digest
         self._agent = agent_token(self._owner) if self._owner else None
+
+    @property
+    def open(self) -> bool:
+        """Whether everybody is let in."""
+        return self._owner is None
 
     def access(self, token: str | None) -> Access:
         if self._owner is None or self._agent is None:
             return Access.OWNER
         if not token:
             return Access.NONE
-        if hmac.compare_digest(digest(token), self._owner):
+        given = digest(token)
+        if hmac.compare_digest(given, self._owner) or (self._engine and hmac.compare_digest(given, self._engine)):
             return Access.OWNER
         return Access.AGENT if hmac.compare_digest(token.encode(), self._agent.encode()) else Access.NONE

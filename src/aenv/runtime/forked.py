@@ -1,0 +1,107 @@
+"""Serving in a process that was forked from one where everything is imported: what is made before, and after."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from aenv import config, project
+from aenv.project import Project
+from aenv.runtime import loader, tokens
+from aenv.runtime.access import Guard
+from aenv.runtime.app import App
+from aenv.runtime.context import Instance
+from aenv.runtime.loader import Loaded
+from aenv.runtime.server import Server, loop_factory
+from aenv.runtime.service import Service
+
+
+def say_everything_at_once() -> None:
+    """What is printed or logged from here on is seen at once, and belongs to the process that did it."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+
+
+class Prepared:
+    """A runtime up to the point where it must know which instance it is. Made once, used in each fork."""
+
+    def __init__(self, found: Project, loaded: Loaded | None, changes: Mapping[str, str | None]) -> None:
+        """``changes`` is what the import did to the environment, which every fork keeps."""
+        self._changes = changes
+        self._found = found
+        self._loaded = loaded
+        self._new_loop = loop_factory() or asyncio.new_event_loop
+        self._app = self._made(found, loaded or Loaded(()))
+
+    @staticmethod
+    def _made(found: Project, loaded: Loaded) -> App:
+        service = Service(found, Instance(), loaded)
+        return App(service, Guard(tokens.Gate(None), loopback=True), max_body=config.get("max_body"))
+
+    def serve(
+        self,
+        listener: socket.socket,
+        control: socket.socket,
+        told: Callable[[], dict[str, Any]],
+        say: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """Serve on a socket that exists already, as the instance that ``told`` describes, until ``control`` ends.
+
+        Without preloading, the author's modules are imported here, with the instance's own variables set. Otherwise all
+        that does not depend on them is done before ``told`` is asked, while whoever answers is still looking at us.
+        """
+        loop = self._new_loop()
+        asyncio.set_event_loop(loop)
+        given: dict[str, Any] | None = None
+        if self._loaded is None:
+            given = told()
+            self._take(given)
+            self._found = project.read(Path.cwd(), config_required=False)
+            self._loaded = loader.load(self._found)
+            self._app = self._made(self._found, self._loaded)
+        loaded = self._loaded
+
+        def identify() -> float | None:
+            known = given
+            if known is None:
+                known = told()
+                self._take(known)
+            self._begin(known)
+            idle: float | None = known["idle"]
+            return idle
+
+        def ready(boot: str) -> None:
+            say({"ready": True, "teardown": bool(loaded.teardowns), "boot": boot})
+
+        server = Server(self._found, self._app, listener)
+        loop.run_until_complete(server.serve(ready, lifeline=control.fileno(), identify=identify))
+
+    def _take(self, given: dict[str, Any]) -> None:
+        """Make the instance's variables and arguments those of this process."""
+        variables = {**given["environment_variables"], **self._changes}
+        config.replace_environment({name: value for name, value in variables.items() if value is not None})
+        sys.argv = [self._found.name, *given["arguments"]]
+        if "TZ" in variables:
+            time.tzset()
+
+    def _begin(self, given: dict[str, Any]) -> None:
+        """Be the instance that is described."""
+        self._app.service.instance = Instance(
+            instance_id=given["id"],
+            env_name=self._found.name,
+            env_version=self._found.version,
+            environment_variables=given["environment_variables"],
+            arguments=tuple(given["arguments"]),
+            datasource=given["datasource"],
+            seed=given["seed"],
+            working_directory=Path.cwd(),
+        )
+        gate = tokens.Gate(given["owner_token_sha256"], given["engine_token_sha256"])
+        self._app.begin(Guard(gate, loopback=True))
