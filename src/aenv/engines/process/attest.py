@@ -1,0 +1,70 @@
+"""A look at an instance from outside, before anybody is told where it is: its own word counts for nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from aenv.errors import StartFailed
+
+_CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+
+
+def attest(
+    pid: int,
+    *,
+    user: int,
+    group: int,
+    namespaces: tuple[str, ...],
+    apart_from: int,
+    filters: int,
+    groups: Mapping[str, str],
+) -> None:
+    """Raise unless the process is the second of namespaces of its own, which neither this process nor the zygote
+    ``apart_from`` is in, has that user and group and no other, no capability, the filters, and the control groups that
+    were made for it."""
+    try:
+        status = dict(
+            line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
+        )
+        wrong = _wrong(status, user, group, filters)
+        others = {name: (_namespace("self", name), _namespace(apart_from, name)) for name in namespaces}
+        shared = [name for name in namespaces if _namespace(pid, name) in others[name]]
+        if _namespace(pid, "user") == _namespace("self", "user"):
+            shared.append("user")
+        wrong += [f"it shares the {name} namespace" for name in shared]
+        rows = (line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines())
+        found = {controller: path for _, controllers, path in rows for controller in controllers.split(",")}
+    except (OSError, KeyError, ValueError) as exc:
+        raise StartFailed(f"the instance ended before it was sealed ({exc})") from exc
+    wrong += [f"it is not in its control group for {name}" for name in groups if found.get(name) != groups[name]]
+    if wrong:
+        raise StartFailed(f"the instance is not sealed: {'; '.join(wrong)}")
+
+
+def first_of(pidfd: int, pid: int) -> bool:
+    """Whether a handle is on the first process of the process namespace that ``pid`` is in."""
+    try:
+        facts = dict(line.split(":\t", 1) for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines())
+        return facts["NSpid"].split()[-1] == "1" and _namespace(int(facts["Pid"]), "pid") == _namespace(pid, "pid")
+    except (OSError, KeyError, ValueError):
+        return False
+
+
+def _wrong(status: Mapping[str, str], user: int, group: int, filters: int) -> list[str]:
+    checks = {
+        "it has another user": status["Uid"].split() == [str(user)] * 4,
+        "it has another group": status["Gid"].split() == [str(group)] * 4,
+        "it is not the second of its process namespace": status["NSpid"].split()[-1] == "2",
+        "it has capabilities": not any(int(status[name], 16) for name in _CAPABILITIES),
+        "it may gain privileges": status["NoNewPrivs"].strip() == "1",
+        "it has threads": status["Threads"].strip() == "1",
+        "its system calls are not filtered": not filters
+        or (status["Seccomp"].strip() == "2" and int(status.get("Seccomp_filters", filters)) >= filters),
+    }
+    return [what for what, holds in checks.items() if not holds]
+
+
+def _namespace(pid: int | str, name: str) -> str:
+    return os.readlink(f"/proc/{pid}/ns/{name}")

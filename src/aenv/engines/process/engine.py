@@ -1,0 +1,345 @@
+"""``ProcessEngine``: the engine contract over a spawner, which it starts when it is first needed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from aenv import config, http
+from aenv.cleanup import finish
+from aenv.engines.base import Engine, Output
+from aenv.engines.process import jail, powers, state
+from aenv.engines.process.venvs import interpreter_for
+from aenv.errors import AEnvError, Conflict, Invalid, SandboxLost, Unsupported, from_wire
+from aenv.models import NAME, ExecResult, Sandbox, SandboxSpec, State, to_json
+from aenv.project.fields import quantity
+
+log = logging.getLogger("aenv.engine")
+_SPAWNER = "from aenv.engines.process.spawner import main; main({}, {!r}, {!r})"
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+_JOIN = 10.0
+"""Seconds in which a spawner that lives must listen."""
+_LONGEST = 2**26
+_MEMORY, _STORAGE, _CPU = "2Gi", "5Gi", "1"
+
+
+_lifelines: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+"""Sockets whose end tells a spawner that this process is gone."""
+
+
+def _forked() -> None:
+    """In a forked child: it does not own what its parent owns, and must not keep it alive."""
+    for lifeline in list(_lifelines):
+        os.close(lifeline.detach())
+    _lifelines.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class ProcessEngine(Engine):
+    """Sandboxes as processes of this machine.
+
+    ``isolation`` is ``auto`` (all that can be had here), ``strict`` (everything, or it refuses) or ``none``. Without
+    ``state`` all sandboxes end with this process, however it ends. With it, they live on when the engine closes, and
+    another engine of the same ``state`` finds them again.
+    """
+
+    name = "process"
+
+    @property
+    def cannot(self) -> Mapping[str, str]:  # type: ignore[override]
+        """What the isolation that is to be had here does not give."""
+        found = powers.choose(self.isolation)
+        lacks: dict[str, str] = {}
+        if not self._name:
+            lacks["restart"] = "without a state, sandboxes end with the engine that made them"
+        if not found.namespaces:
+            why = "without namespaces a sandbox is a plain process of this machine"
+            names = ("datasource-read-only", "tmp-apart", "processes-apart", "orphans")
+            lacks |= dict.fromkeys(names, why)
+        if not found.cgroups:
+            lacks["out-of-memory"] = "without control groups nothing ends a sandbox that uses too much memory"
+        return lacks
+
+    def __init__(self, *, isolation: str | None = None, state: str = "") -> None:
+        if sys.platform != "linux":
+            raise Unsupported(
+                f"the process engine needs Linux, and this is {sys.platform}",
+                hint="use the engine 'plain', which does not isolate, or a Linux container",
+            )
+        self.isolation: str = config.get("isolation", isolation)
+        if state and not NAME.fullmatch(state):
+            raise Invalid(f"state {state!r} is not a name", hint="use letters, digits, '-', '_' and '.'")
+        self._name = state
+        self._connection: _Connection | None = None
+        self._opening = asyncio.Lock()
+
+    async def create(self, id: str, spec: SandboxSpec) -> Sandbox:
+        if not _ID.fullmatch(id):
+            raise Invalid(f"{id!r} is not an id", hint="use letters, digits, '-', '_' and '.', at most 128")
+        request = await _request(spec, self.isolation)
+        connection = await self._open()
+        try:
+            return _sandbox(await connection.ask("create", id=id, spec=request))
+        except asyncio.CancelledError:
+            await finish(self.delete(id))
+            raise
+
+    async def get(self, id: str) -> Sandbox:
+        return _sandbox(await (await self._open()).ask("get", id=id))
+
+    async def find(self, labels: Mapping[str, str] | None = None) -> list[Sandbox]:
+        found = await (await self._open()).ask("find", labels=dict(labels or {}))
+        return [_sandbox(row) for row in found]
+
+    async def delete(self, id: str) -> None:
+        if not self._name and (self._connection is None or not self._connection.alive):
+            return  # what made sandboxes is gone, and they with it
+        try:
+            await (await self._open()).ask("delete", id=id)
+        except SandboxLost:
+            return  # the spawner is gone, and with it all that it made
+
+    async def update(self, id: str, *, ttl: float) -> Sandbox:
+        return _sandbox(await (await self._open()).ask("update", id=id, ttl=ttl))
+
+    async def output(self, id: str, start: int) -> Output:
+        found = await (await self._open()).ask("output", id=id, start=start)
+        return Output(found["start"], found["data"].encode("latin-1"))
+
+    async def exec(self, id: str, command: Sequence[str], *, timeout: float = 60.0) -> ExecResult:
+        body = to_json({"command": list(command), "timeout": timeout})
+        response = await self._inside(id, "POST", "/exec", b"Content-Type: application/json\r\n", body)
+        return msgspec.json.decode(response.body, type=_Executed).data
+
+    async def upload(self, id: str, path: str, content: bytes) -> None:
+        await self._inside(
+            id, "PUT", f"/files?path={quote(path)}", b"Content-Type: application/octet-stream\r\n", content
+        )
+
+    async def download(self, id: str, path: str) -> bytes:
+        response = await self._inside(id, "GET", f"/files?path={quote(path)}")
+        if response.headers.get(b"content-type") != b"application/octet-stream":
+            raise Conflict(f"{path} is a directory", hint="download its files one by one")
+        return response.body
+
+    async def _inside(self, id: str, method: str, path: str, headers: bytes = b"", body: bytes = b"") -> http.Response:
+        """Ask the runtime in a sandbox: paths are then resolved in there, and nothing out here follows a link."""
+        door = await (await self._open()).ask("door", id=id)
+        headers += f"Authorization: Bearer {door['key']}\r\n".encode()
+        response = await http.request(method, door["url"], path, headers=headers, body=body, retries=0)
+        if response.status != 200:
+            wire = msgspec.json.decode(response.body, type=dict[str, Any])
+            raise from_wire({**wire, "message": wire.get("error")})
+        return response
+
+    async def isolated(self) -> dict[str, Any]:
+        """What the isolation of this engine's sandboxes consists of here."""
+        found: dict[str, Any] = await (await self._open()).ask("hello")
+        return found
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close(leave=bool(self._name))
+
+    async def end(self) -> None:
+        """End every sandbox of this engine, also those that would live on."""
+        if self._name and self._connection is None and state.alive(self._name) is None:
+            return
+        connection = await self._open()
+        self._connection = None
+        await connection.close(leave=False)
+
+    async def _open(self) -> _Connection:
+        async with self._opening:
+            if self._connection is None or not self._connection.alive:
+                self._connection = await _Connection.open(self.isolation, self._name)
+            return self._connection
+
+
+class _Executed(msgspec.Struct):
+    data: ExecResult
+
+
+class _Connection:
+    """Requests to one spawner."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        process: subprocess.Popen[bytes] | None,
+    ) -> None:
+        self._writer = writer
+        self._process = process
+        self._numbers = 0
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._made_in = os.getpid()
+        self._reading = asyncio.create_task(self._read(reader))
+
+    @property
+    def alive(self) -> bool:
+        return not self._reading.done() and self._made_in == os.getpid()
+
+    @classmethod
+    async def open(cls, isolation: str, name: str) -> _Connection:
+        """Join the spawner of that name, or start one. Without a name it is nobody else's."""
+        while True:
+            if name and (path := state.alive(name)):
+                return await cls._join(path / "control.sock")
+            await asyncio.to_thread(state.sweep)
+            try:
+                return await cls._start(isolation, name)
+            except Conflict:
+                continue  # another engine of that name was faster
+
+    @classmethod
+    async def _join(cls, path: Path) -> _Connection:
+        async with asyncio.timeout(_JOIN):
+            while True:
+                try:
+                    return cls(*await asyncio.open_unix_connection(str(path), limit=_LONGEST), None)
+                except (FileNotFoundError, ConnectionRefusedError):
+                    await asyncio.sleep(0.01)  # it holds its lock already, and listens soon
+
+    @classmethod
+    async def _start(cls, isolation: str, name: str) -> _Connection:
+        mine, theirs = socket.socketpair()
+        _lifelines.add(mine)
+        with theirs:
+            process = subprocess.Popen(  # noqa: ASYNC220  it forks a small process, and returns
+                jail.python(sys.executable, _SPAWNER.format(theirs.fileno(), isolation, name), site=True),
+                env=config.child_environment({}),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=None if config.get("debug") else subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                cwd="/",
+            )
+        # Whenever it ends, and whoever ends it, it is not left as a zombie.
+        threading.Thread(target=process.wait, name="aenv-spawner", daemon=True).start()
+        mine.setblocking(False)
+        made = cls(*await asyncio.open_unix_connection(sock=mine, limit=_LONGEST), process)
+        try:
+            hello = await made.ask("hello")
+        except BaseException:
+            await finish(made.close(leave=False))
+            raise
+        lacks = hello["powers"]["lacks"]
+        if lacks and isolation == "auto":
+            log.warning(
+                "sandboxes on this machine go without: %s ('aenv doctor' explains)",
+                ", ".join(lack[0] for lack in lacks),
+            )
+        return made
+
+    async def ask(self, verb: str, **arguments: Any) -> Any:
+        self._numbers += 1
+        number = self._numbers
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            if self._reading.done():
+                raise SandboxLost("the spawner is gone")
+            self._writer.write(json.dumps({"n": number, "do": verb, "with": arguments}).encode() + b"\n")
+            return await answer
+        finally:
+            del self._waiting[number]
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        error: AEnvError = SandboxLost("the spawner is gone, and all its sandboxes with it")
+        try:
+            while line := await reader.readline():
+                reply = json.loads(line)
+                if reply["n"] == 0:
+                    error = from_wire(reply["error"])
+                answer = self._waiting.get(reply["n"])
+                if answer is None or answer.done():
+                    continue
+                if "error" in reply:
+                    answer.set_exception(from_wire(reply["error"]))
+                else:
+                    answer.set_result(reply["result"])
+        except (OSError, ValueError):
+            pass
+        finally:
+            self._writer.close()  # also when the event loop ends, and this task with it
+            for answer in self._waiting.values():
+                if not answer.done():
+                    answer.set_exception(error)
+
+    async def close(self, *, leave: bool) -> None:
+        """Let go. A spawner that is not to be left ends everything, and itself; back when it has."""
+        if not leave and self.alive:
+            with suppress(SandboxLost):
+                await self.ask("end")
+            await asyncio.wait((self._reading,))  # its end of the connection closes last
+        self._writer.close()
+        if self._process is not None and not leave:
+            await asyncio.to_thread(self._process.wait)
+        self._reading.cancel()
+        await asyncio.wait((self._reading,))
+
+
+async def _request(spec: SandboxSpec, isolation: str) -> dict[str, Any]:
+    """A spec as the spawner takes it: numbers for quantities, and the interpreter for the project."""
+    root = _directory(spec)
+    interpreter = await interpreter_for(Path(root), lambda line: log.info("%s", line), trusted=isolation == "none")
+    memory = _size(spec.resources, "memory", _MEMORY)
+    return {
+        "env": str(spec.env),
+        "owner": spec.owner,
+        "labels": spec.labels,
+        "project": root,
+        "stamp": spec.stamp,
+        "interpreter": "" if interpreter.executable == sys.executable else interpreter.executable,
+        "ttl": spec.ttl,
+        "startup_timeout": spec.startup_timeout,
+        "environment_variables": spec.environment_variables,
+        "arguments": spec.arguments,
+        "datasource": spec.datasource,
+        "seed": spec.seed,
+        "network": spec.network,
+        "preload": spec.preload,
+        "idle": spec.idle,
+        "owner_token_sha256": spec.owner_token_sha256,
+        "cpu": _size(spec.resources, "cpu", _CPU),
+        "memory": int(memory),
+        # What is written is in memory, and counts: half of it at most, so that a full disk comes before the end.
+        "storage": int(min(_size(spec.resources, "ephemeralStorage", _STORAGE), memory / 2)),
+    }
+
+
+def _directory(spec: SandboxSpec) -> str:
+    if not spec.project or not os.path.isdir(spec.project):
+        raise Invalid(f"{spec.env} has no project directory {spec.project!r}", hint="give one that exists")
+    return os.path.realpath(spec.project)
+
+
+def _size(resources: Mapping[str, str], name: str, default: str) -> float:
+    found = quantity(resources.get(name, default))
+    if found <= 0:
+        raise Invalid(f"{name} {resources[name]!r} is not an amount", hint=f"use for example {default!r}")
+    return found
+
+
+def _sandbox(row: Mapping[str, Any]) -> Sandbox:
+    return Sandbox(**{**row, "state": State(row["state"])})

@@ -1,0 +1,92 @@
+"""Which zygote an instance comes from: one for each owner and project, preloaded where that is right."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from aenv.engines.process.site import Site
+from aenv.engines.process.zygotes import Key, NotPreloadable, Zygote
+from aenv.errors import AEnvError
+
+IDLE = 600.0
+"""Seconds after which a zygote that nobody needs is ended."""
+_Place = tuple[Key, bool]
+
+
+class Nursery:
+    """The zygotes of one spawner."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._numbers = 0
+        self._zygotes: dict[_Place, asyncio.Task[Zygote]] = {}
+        self._bare: dict[Key, list[str]] = {}
+        """Projects whose import must not be shared, and why."""
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    async def zygote(self, spec: dict[str, Any]) -> Zygote:
+        """The zygote for a spec: the one that runs, or a new one. Whoever comes meanwhile waits for the same."""
+        site = self._site
+        datasource = spec["datasource"] if site.powers.namespaces else ""
+        key = Key(spec["owner"], spec["project"], spec["stamp"], spec["interpreter"], site.network(spec), datasource)
+        preload = spec["preload"]
+        if preload == "auto" and site.isolation == "strict":
+            preload = False  # a hostile import would reach every later fork of its zygote
+        if preload is False or key in self._bare:
+            return await self._shared(key, False, spec)
+        try:
+            zygote = await self._shared(key, preload, spec)
+        except NotPreloadable as exc:
+            self._bare[key] = exc.reasons
+            return await self._shared(key, False, spec)
+        if preload == "auto" and zygote.comes_too_late(site.variables(spec) | spec["environment_variables"]):
+            return await self._shared(key, False, spec)
+        return zygote
+
+    async def close(self) -> None:
+        for starting in list(self._zygotes.values()):
+            starting.cancel()
+            with suppress(AEnvError, OSError, asyncio.CancelledError):
+                await (await starting).close()
+        if self._retiring:
+            await asyncio.wait(set(self._retiring))
+
+    async def _shared(self, key: Key, preload: bool | str, spec: dict[str, Any]) -> Zygote:
+        place = (key, bool(preload))
+        starting = self._zygotes.get(place)
+        if starting is None:
+            starting = self._zygotes[place] = asyncio.create_task(self._start(place, preload, spec))
+        try:
+            zygote = await asyncio.shield(starting)
+        except BaseException:
+            if starting.done() and self._zygotes.get(place) is starting:
+                del self._zygotes[place]
+            raise
+        zygote.used = asyncio.get_running_loop().time()
+        return zygote
+
+    async def _start(self, place: _Place, preload: bool | str, spec: dict[str, Any]) -> Zygote:
+        self._numbers += 1
+        variables = self._site.variables(spec)
+        patience = spec["startup_timeout"]
+        zygote = await Zygote.start(self._site, self._numbers, place[0], preload, variables, patience)
+        retiring = asyncio.create_task(self._retire(place, zygote))
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+        return zygote
+
+    async def _retire(self, place: _Place, zygote: Zygote) -> None:
+        """Forget a zygote when it dies, or when nobody has needed it for a while."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.create_task(zygote.ended())
+        while not ended.done():
+            unused = loop.time() - zygote.used if not zygote.instances else 0.0
+            if unused >= IDLE:
+                break
+            await asyncio.wait((ended,), timeout=IDLE - unused)
+        self._zygotes.pop(place, None)
+        ended.cancel()
+        await asyncio.wait((ended,))
+        await zygote.close()

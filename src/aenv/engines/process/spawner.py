@@ -1,0 +1,124 @@
+"""The trusted process behind the engine: it starts zygotes, has instances forked, looks at them, and ends them.
+
+It runs nothing of an author's and takes nothing that comes from inside at its word. An embedded one lives as long as
+the socket to its owner; one with a name until it is told to end. Whatever it made dies with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from aenv.engines.process import cgroups, kernel, powers, state
+from aenv.engines.process.jail import SPAN
+from aenv.engines.process.sandboxes import Sandboxes
+from aenv.engines.process.site import Site
+from aenv.errors import AEnvError, StartFailed
+
+_LONGEST = 2**26
+"""Bytes of one request."""
+_FIRST_USERS, _RANGES = 1_000_000, 400_000
+"""Where the users of sandboxes begin on this machine, and how many spans of them fit."""
+
+
+class Control:
+    """Requests of the engine, each answered when it is done: a line of JSON each way."""
+
+    def __init__(self, sandboxes: Sandboxes) -> None:
+        self._sandboxes = sandboxes
+        self.stop = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            task = asyncio.create_task(self._answer(json.loads(line), writer))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        reply: dict[str, Any] = {"n": request["n"]}
+        try:
+            if request["do"] == "end":
+                self.stop.set()
+                reply["result"] = None
+            else:
+                reply["result"] = await _VERBS[request["do"]](self._sandboxes, **request["with"])
+        except AEnvError as exc:
+            reply["error"] = exc.to_wire()
+        except asyncio.CancelledError:
+            reply["error"] = StartFailed("it was deleted while it started").to_wire()
+        except Exception as exc:
+            reply["error"] = AEnvError(f"the spawner failed: {exc!r}").to_wire()
+        with suppress(OSError):
+            writer.write(json.dumps(reply).encode() + b"\n")
+            await writer.drain()
+
+
+_VERBS: dict[str, Callable[..., Awaitable[Any]]] = {
+    "hello": Sandboxes.hello,
+    "create": Sandboxes.create,
+    "get": Sandboxes.get,
+    "find": Sandboxes.find,
+    "delete": Sandboxes.delete,
+    "update": Sandboxes.update,
+    "door": Sandboxes.door,
+    "output": Sandboxes.output,
+}
+
+
+def main(control: int, isolation: str, name: str) -> None:
+    """Serve the owner at the other end of ``control``; a name means that others may come and go as well."""
+    if sys.platform == "linux":
+        kernel.become_subreaper()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asyncio.run(_run(socket.socket(fileno=control), isolation, name))
+
+
+async def _run(owner: socket.socket, isolation: str, name: str) -> None:
+    reader, writer = await asyncio.open_unix_connection(sock=owner, limit=_LONGEST)
+    try:
+        found = powers.choose(isolation)
+        directory = state.Directory.make(name or None)
+        try:
+            site = _site(directory, isolation, found)
+        except BaseException:
+            directory.remove()
+            raise
+    except (AEnvError, OSError) as exc:
+        error = exc if isinstance(exc, AEnvError) else AEnvError(f"this machine refused: {exc}")
+        writer.write(json.dumps({"n": 0, "error": error.to_wire()}).encode() + b"\n")
+        await writer.drain()
+        return
+    sandboxes = Sandboxes(site)
+    control = Control(sandboxes)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, control.stop.set)
+    ends: list[asyncio.Task[Any]] = [asyncio.create_task(control.stop.wait())]
+    serving = asyncio.create_task(control.serve(reader, writer))
+    if name:
+        path = str(directory.path / "control.sock")
+        await asyncio.start_unix_server(control.serve, path, limit=_LONGEST)
+    else:
+        ends.append(serving)
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    await sandboxes.close()
+    if site.groups is not None:
+        await asyncio.to_thread(cgroups.remove_soon, site.groups)
+    directory.remove()
+    os._exit(0)
+
+
+def _site(directory: state.Directory, isolation: str, found: powers.Powers) -> Site:
+    """Take what there is to take, and write down what must be cleared away if this process cannot."""
+    groups = cgroups.make(directory.path.name) if found.cgroups else None
+    roots = {name: str(path) for name, path in groups.roots.items()} if groups else {}
+    directory.record({"pid": os.getpid(), "control_groups": roots})
+    users = _FIRST_USERS + os.getpid() % _RANGES * SPAN
+    return Site(directory.path, isolation, found, users, groups)

@@ -1,0 +1,342 @@
+"""The spawner's side of a zygote: starting the jail, asking for forks, hearing how they ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from aenv.engines.process import jail
+from aenv.engines.process.cgroups import Limits, remove_soon
+from aenv.engines.process.install import install
+from aenv.engines.process.output import Printed
+from aenv.engines.process.powers import Powers
+from aenv.engines.process.site import Site
+from aenv.engines.process.wire import Channel, close_all, failure, until, words
+from aenv.errors import AEnvError, SandboxLost, StartFailed
+
+_MEMORY = 4 * 1024**3
+_PROCESSES = 30_000
+_ZYGOTE = "from aenv.engines.process.zygote import main; main({})"
+_JAIL = "from aenv.engines.process.jail import main; main({})"
+_IN_JAIL = "import sys; sys.path.insert(0, '/runtime'); " + _ZYGOTE
+
+
+class Key(NamedTuple):
+    """What instances of one zygote have in common."""
+
+    owner: str | None
+    project: str
+    stamp: str
+    """Which state of the project's files."""
+    interpreter: str
+    network: str
+    """``none``, ``proxy`` or ``full``."""
+    datasource: str
+
+
+class Zygote:
+    """A warm parent of instances."""
+
+    def __init__(self, site: Site, number: int, channel: Channel, printed: Printed, lifeline: int) -> None:
+        self._site = site
+        self._number = number
+        self.printed = printed
+        self.preloaded = False
+        self.variables: frozenset[str] = frozenset()
+        """Names, or patterns of names, that libraries read from the environment while they were imported."""
+        self.given: dict[str, str] = {}
+        """The environment they were imported with."""
+        self.reasons: list[str] = []
+        """Why the author's modules are imported in each instance instead."""
+        self.used = asyncio.get_running_loop().time()
+        self.instances = 0
+        self._channel = channel
+        self._process = -1
+        """A pidfd, where the system has them."""
+        self._lifeline = lifeline
+        self._asking = asyncio.Lock()
+        self._exits: dict[int, asyncio.Future[int]] = {}
+        self._forks = 0
+        self._hearing: asyncio.Task[None] | None = None
+        self._gone: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self.pid = 0
+
+    @property
+    def project(self) -> str:
+        """The installed project, as an instance sees it."""
+        return "/project" if self._site.powers.namespaces else f"{_home(self._site, self._number)}/project"
+
+    @classmethod
+    async def start(
+        cls, site: Site, number: int, key: Key, preload: bool | str, variables: dict[str, str], patience: float
+    ) -> Self:
+        """Install the project, start the process, and wait until everything is imported."""
+        home = _home(site, number)
+        try:
+            async with asyncio.timeout(patience):
+                (home / "root").mkdir(parents=True)
+                owner = site.users if site.powers.privileged and site.powers.namespaces else None
+                await asyncio.to_thread(install, Path(key.project), home / "project", owner)
+                return await cls._started(site, number, key, preload, variables)
+        except TimeoutError:
+            await asyncio.to_thread(_clear, site, number)
+            raise StartFailed(f"the project was not imported within {patience:g} s") from None
+        except BaseException:
+            await asyncio.to_thread(_clear, site, number)
+            raise
+
+    @classmethod
+    async def _started(cls, site: Site, number: int, key: Key, preload: bool | str, variables: dict[str, str]) -> Self:
+        mine, theirs = socket.socketpair()
+        lifeline_read, lifeline = os.pipe()
+        printed_read, printed_write = os.pipe()
+        tasks: list[int] = []
+        try:
+            if site.groups is not None:
+                site.groups.add(f"z{number}", Limits(memory=_MEMORY, pids=_PROCESSES))
+                tasks = site.groups.open(f"z{number}")
+            passed = [theirs.fileno(), lifeline_read, *tasks] if site.powers.namespaces else [theirs.fileno()]
+            process = subprocess.Popen(  # noqa: ASYNC220  it forks a small process, and returns
+                _command(site.powers, key, passed),
+                env={},
+                stdin=subprocess.DEVNULL,
+                stdout=printed_write,
+                stderr=printed_write,
+                pass_fds=passed,
+                start_new_session=True,
+                cwd="/",
+            )
+        except BaseException:
+            mine.close()
+            close_all((lifeline, printed_read))
+            raise
+        finally:
+            theirs.close()
+            close_all((lifeline_read, printed_write, *tasks))
+        channel = Channel(mine)
+        made = cls(site, number, channel, Printed(printed_read), lifeline)
+        try:
+            await made._introduce(process, key, preload, variables)
+        except BaseException as exc:
+            ended = made._how_it_ended
+            await made.close()
+            process.kill()
+            await asyncio.to_thread(process.wait)
+            if isinstance(exc, SandboxLost):
+                raise StartFailed(f"{ended}\n{made.printed.last()}".rstrip()) from exc
+            raise
+        return made
+
+    @property
+    def _how_it_ended(self) -> str:
+        groups = self._site.groups
+        if groups is not None and groups.out_of_memory(f"z{self._number}"):
+            return f"out of memory: importing the project took more than {_MEMORY // 1024**3} GiB"
+        return "the project's first process ended"
+
+    async def _introduce(
+        self, process: subprocess.Popen[bytes], key: Key, preload: bool | str, variables: dict[str, str]
+    ) -> None:
+        powers = self._site.powers
+        if powers.namespaces:
+            await self._channel.send(_plan(self._site, self._number, key))
+            _, descriptors = await self._channel.receive()
+            if len(descriptors) != 1:
+                close_all(descriptors)
+                raise StartFailed(f"the jail could not be built\n{self.printed.last()}".rstrip())
+            self._process = descriptors[0]
+            await asyncio.to_thread(process.wait)
+        else:
+            self.pid = process.pid
+            if hasattr(os, "pidfd_open"):
+                self._process = os.pidfd_open(process.pid)
+        await self._channel.send(
+            {"project": self.project, "preload": preload, "jailed": powers.namespaces, "variables": variables}
+        )
+        self._channel.ask_who()
+        facts, descriptors = await self._channel.receive()
+        close_all(descriptors)
+        self.pid = self._channel.pid or self.pid
+        if (handle := self._channel.take_pidfd()) is not None:
+            os.close(handle)
+        if not isinstance(facts, dict):
+            raise SandboxLost("the zygote sent nonsense")
+        if failed := facts.get("failed"):
+            raise failure(failed)
+        self.reasons = _texts(facts.get("reasons"))
+        if facts.get("ready") is not True:
+            raise NotPreloadable(self.reasons)
+        self.preloaded = facts.get("preloaded") is True
+        self.variables = frozenset(_texts(facts.get("variables")))
+        given = facts.get("given")
+        self.given = given if isinstance(given, dict) else {}
+        self._hearing = asyncio.create_task(self._hear())
+
+    def comes_too_late(self, variables: Mapping[str, str]) -> bool:
+        """Whether the import, or a library in it, went by another value of one of these."""
+        changed = [name for name, value in variables.items() if self.given.get(name) != value]
+        beginnings = tuple(pattern[:-1] for pattern in self.variables if pattern.endswith("*"))
+        return any(name in self.variables or name.startswith(beginnings) for name in changed)
+
+    async def _hear(self) -> None:
+        """Learn how children ended. It is for words in a reason, and nothing else depends on it."""
+        heard = 0
+        with suppress(SandboxLost):
+            while heard <= self._forks:
+                heard += 1
+                message, descriptors = await self._channel.receive()
+                close_all(descriptors)
+                if not isinstance(message, dict):
+                    continue
+                number, status = message.get("exited"), message.get("status")
+                if isinstance(number, int) and isinstance(status, int):
+                    ended = self._exits.get(number)
+                    if ended is not None and not ended.done():
+                        ended.set_result(status)
+
+    async def fork(self, number: int, order: dict[str, Any], descriptors: list[int]) -> asyncio.Future[int]:
+        """Ask for a child that gets these descriptors: the listener, its report, its log, and its control groups.
+        Its exit code comes later, if it comes."""
+        loop = asyncio.get_running_loop()
+        self.used = loop.time()
+        self._forks += 1
+        ended = self._exits[number] = loop.create_future()
+        message = json.dumps(order | {"number": number}).encode()
+        async with self._asking:
+            # One message, one answer: the zygote takes a request with its descriptors, or nothing.
+            while True:
+                try:
+                    socket.send_fds(self._channel.sock, [message], descriptors)
+                    return ended
+                except BlockingIOError:
+                    await until(self._channel.sock.fileno(), writable=True)
+                except OSError as exc:
+                    raise SandboxLost("the zygote is gone") from exc
+
+    def forget(self, number: int) -> None:
+        """The exit code of that child is of no more interest."""
+        self._exits.pop(number, None)
+
+    @property
+    def dead(self) -> bool:
+        return self._gone is not None and self._gone.done()
+
+    async def ended(self) -> None:
+        """Wait until it is gone."""
+        if self._gone is None:
+            waiting = until(self._process) if self._process >= 0 else asyncio.to_thread(os.waitpid, self.pid, 0)
+            self._gone = asyncio.create_task(_quietly(waiting))  # one waiter: a descriptor wakes only one
+        await asyncio.shield(self._gone)
+
+    async def close(self) -> None:
+        """End it, and with it, inside a jail, every instance of it. Nothing of it is left afterwards."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        if self._process >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, signal.SIGKILL)
+            await self.ended()
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PIDFD, self._process, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222  it is dead
+            os.close(self._process)
+            self._process = -1
+        elif self.pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            await self.ended()
+        if self._hearing is not None:
+            self._hearing.cancel()
+            await asyncio.wait((self._hearing,))
+        self._channel.close()
+        self.printed.close()
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        await asyncio.to_thread(_clear, self._site, self._number)
+
+
+class NotPreloadable(AEnvError):
+    """The import did something that must not be shared by forks."""
+
+    def __init__(self, reasons: list[str]) -> None:
+        super().__init__("the project cannot be preloaded")
+        self.reasons = reasons
+
+
+def _texts(value: object) -> list[str]:
+    """The texts in what ought to be a list of some."""
+    return [words(item, 1024) for item in value[:1000] if isinstance(item, str)] if isinstance(value, list) else []
+
+
+async def _quietly(waiting: Awaitable[Any]) -> None:
+    with suppress(ChildProcessError):
+        await waiting
+
+
+def _command(powers: Powers, key: Key, passed: list[int]) -> list[str]:
+    if powers.namespaces:
+        return jail.python(sys.executable, _JAIL.format(", ".join(map(str, passed))))
+    return jail.python(key.interpreter or sys.executable, _ZYGOTE.format(passed[0]), site=True)
+
+
+def _home(site: Site, number: int) -> Path:
+    return site.directory / "z" / str(number)
+
+
+def _plan(site: Site, number: int, key: Key) -> dict[str, Any]:
+    powers = site.powers
+    executable, binds = _interpreter(key)
+    if key.datasource:
+        binds["/datasource"] = key.datasource
+    return {
+        "root": f"{_home(site, number)}/root",
+        "project": f"{_home(site, number)}/project",
+        "binds": binds,
+        "network": key.network,
+        "privileged": powers.privileged,
+        "users": site.users,
+        "seccomp": powers.seccomp,
+        "command": [executable, "-I", "-c", _IN_JAIL],
+    }
+
+
+def _interpreter(key: Key) -> tuple[str, dict[str, str]]:
+    """The interpreter as it is called inside, and what must be visible there for it: inside -> outside.
+
+    A virtual environment is at ``/venv`` whatever its place outside is, since that may be below ``/tmp``.
+    """
+    executable = key.interpreter or sys.executable
+    prefix = Path(executable).parent.parent
+    package = str(Path(jail.__file__).resolve().parents[2])
+    binds = {sys.base_prefix: sys.base_prefix, "/runtime/aenv": package}
+    if (prefix / "pyvenv.cfg").exists():
+        binds["/venv"] = str(prefix)
+        executable = f"/venv/bin/{Path(executable).name}"
+    if not key.interpreter:
+        prefixes = (sys.prefix, sys.base_prefix, package)
+        home = os.path.expanduser("~")
+        for path in sys.path:
+            inside = any(path == known or path.startswith(known + "/") for known in prefixes)
+            if os.path.isdir(path) and not inside and not home.startswith(path) and path != str(Path(package).parent):
+                binds[path] = path
+    return executable, binds
+
+
+def _clear(site: Site, number: int) -> None:
+    shutil.rmtree(_home(site, number), ignore_errors=True)
+    if site.groups is not None:
+        remove_soon(site.groups, f"z{number}")
