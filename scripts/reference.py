@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 WIDTH = 100
 GROUPS = (
     ("Using an environment", ("Environment", "SyncEnvironment", "attach")),
-    ("Results", ("ToolResult", "Image", "Audio")),
+    ("Results", ("ToolResult", "ExecResult", "Image", "Audio")),
     ("Writing an environment", aenv._HOME["aenv.runtime.registry"]),
     ("What a function may ask", ("Context",)),
 )

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests.support import FIXTURES, Sandbox, sandbox
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is not a failure
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="module")

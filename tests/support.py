@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -9,9 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
 FIXTURES = Path(__file__).parent / "fixtures"
 
 
@@ -86,3 +89,11 @@ def serve(project: Path, *, python: str = sys.executable) -> Iterator[str]:
     """The base URL of a project that runs until the block ends."""
     with sandbox(project, python=python) as running:
         yield running.url
+
+
+async def until(holds: Callable[[], bool], what: str, patience: float = 30.0) -> None:
+    """Wait for something that comes by itself."""
+    deadline = time.monotonic() + patience
+    while not holds():
+        assert time.monotonic() < deadline, f"{what} did not come within {patience:g} s"
+        await asyncio.sleep(0.01)

@@ -51,7 +51,7 @@ async def episode(env: Environment, seed: int) -> float:
 async def main() -> None:
     async with Environment("hello") as env:
         info = await env.get_env_info()
-        show("start", f"{info['name']} {info['version']} at {await env.agent_url()}")
+        show("start", f"{info['name']} {info['version']}, in a sandbox of its own: {env.instance_id}")
         for tool in await env.list_tools():
             show("tool", f"{tool['name']}: {tool['description'].split('. ')[0].rstrip('.')}")
         await call(env, "dig", row=99, column=0)  # a mistake: a model reads what was wrong, and goes on

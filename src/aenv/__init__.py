@@ -45,6 +45,9 @@ if TYPE_CHECKING:
         NotFound as NotFound,
     )
     from aenv.errors import (
+        OutOfMemory as OutOfMemory,
+    )
+    from aenv.errors import (
         RateLimited as RateLimited,
     )
     from aenv.errors import (
@@ -76,6 +79,9 @@ if TYPE_CHECKING:
     )
     from aenv.models import (
         Audio as Audio,
+    )
+    from aenv.models import (
+        ExecResult as ExecResult,
     )
     from aenv.models import (
         Image as Image,
@@ -125,6 +131,7 @@ _HOME = {
         "InvalidConfig",
         "NetworkError",
         "NotFound",
+        "OutOfMemory",
         "RateLimited",
         "SandboxError",
         "SandboxLost",
@@ -136,7 +143,7 @@ _HOME = {
         "UnrecoverableEnvironmentError",
         "Unsupported",
     ),
-    "aenv.models": ("Audio", "Image", "ToolResult"),
+    "aenv.models": ("Audio", "ExecResult", "Image", "ToolResult"),
     "aenv.runtime.context": ("Context",),
     "aenv.runtime.registry": (
         "register_agent",

@@ -15,6 +15,7 @@ from aenv import (
     AEnvError,
     AuthorError,
     CallTimeout,
+    Conflict,
     Environment,
     Invalid,
     NetworkError,
@@ -24,9 +25,12 @@ from aenv import (
     StartFailed,
     ToolError,
     ToolTimeoutError,
+    Unsupported,
     attach,
 )
 from aenv.client.environment import _sandbox_url
+from aenv.errors import OutOfMemory
+from aenv.models import ExecResult
 from aenv.models import Sandbox as Address
 from tests.support import FIXTURES, Sandbox, sandbox
 
@@ -471,7 +475,7 @@ async def test_embedded_runs_the_project_in_the_current_directory(monkeypatch: p
     async with Environment("lab", arguments=["a"], seed=3) as env:
         about = (await env.call_tool("about")).structured
         assert (about["arguments"], about["seed"]) == (["a"], 3)
-    with pytest.raises(NotFound, match="lab@1.2.3"):
+    with pytest.raises(NotFound, match="no environment 'other'"):
         await Environment("other").initialize()
     with pytest.raises(NotFound, match="lab@1.2.3"):
         await Environment("lab@^2.0").initialize()
@@ -483,6 +487,196 @@ async def test_what_concerns_the_owner_does_not_reach_an_embedded_sandbox(monkey
     monkeypatch.setenv("AENV_SEED", "77")
     async with Environment("lab@^1.0") as env:
         assert (await env.call_tool("lab@1.2.3/about")).structured["seed"] is None
+
+
+# The sandbox itself
+
+
+async def test_a_command_is_a_result_whatever_it_returns(lab: Sandbox, tmp_path: Path) -> None:
+    async with make(lab) as env:
+        found = await env.exec("pwd; cat >&2; exit 3", directory=str(tmp_path), stdin="in")
+        assert found == ExecResult(returncode=3, stdout=f"{tmp_path}\n", stderr="in")
+        assert (await env.exec(["printf", "%s", "a b"])).stdout == "a b"
+        slow = await env.exec(("sleep", "1000"), timeout=0.1)
+        assert (slow.returncode, slow.timed_out) == (-9, True)
+        with pytest.raises(NotFound, match="no-such-program"):
+            await env.exec(["no-such-program"])
+        with pytest.raises(Invalid, match="timeout"):
+            await env.exec("true", timeout=-1)
+
+
+async def test_a_command_of_a_cancelled_task_is_killed(lab: Sandbox, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    async with make(lab) as env:
+        task = asyncio.create_task(env.exec(f"echo $$ > {pid}; exec sleep 1000"))
+        async with asyncio.timeout(20):
+            while not pid.exists() or not pid.read_text().strip():
+                await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with asyncio.timeout(20):
+            while Path(f"/proc/{pid.read_text().strip()}").exists():
+                await asyncio.sleep(0.02)
+
+
+async def test_a_sandbox_that_dies_under_a_command_is_an_exception() -> None:
+    with sandbox(FIXTURES / "lab") as mortal:
+        async with make(mortal) as env:
+            with pytest.raises(SandboxLost):
+                await env.exec(f"kill -9 {mortal.process.pid}")
+
+
+@pytest.mark.parametrize("content", [b"\0\xff", "tëxt\n", "", bytearray(b"abc"), b"x" * 3_000_000], ids=type)
+async def test_files_there_and_back(lab: Sandbox, tmp_path: Path, content: bytes | str) -> None:
+    path = tmp_path / "new folder" / "ünï?&#.bin"
+    expected = content.encode() if isinstance(content, str) else bytes(content)
+    async with make(lab) as env:
+        await env.upload(str(path), content)
+        assert path.read_bytes() == expected
+        assert await env.download(str(path)) == expected
+
+
+async def test_a_local_file_is_uploaded(lab: Sandbox, tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    local.write_bytes(b"from here")
+    async with make(lab) as env:
+        await env.upload(str(tmp_path / "there"), local)
+        assert (tmp_path / "there").read_bytes() == b"from here"
+        with pytest.raises(Invalid, match="none cannot be read: No such file"):
+            await env.upload(str(tmp_path / "there"), tmp_path / "none")
+        with pytest.raises(Invalid, match="a int cannot be uploaded"):
+            await env.upload(str(tmp_path / "there"), 5)  # type: ignore[arg-type]
+
+
+async def test_files_that_cannot_be_had(lab: Sandbox, tmp_path: Path) -> None:
+    async with make(lab) as env:
+        with pytest.raises(NotFound, match="No such file"):
+            await env.download(str(tmp_path / "none"))
+        with pytest.raises(Conflict, match="is a directory"):
+            await env.download(str(tmp_path))
+        with pytest.raises(Conflict, match="is a directory"):
+            await env.upload(str(tmp_path), b"")
+        with pytest.raises(Invalid, match="which file"):
+            await env.download("")
+
+
+async def test_history_is_newest_last(lab: Sandbox) -> None:
+    async with make(lab) as env:
+        await env.call_tool("add", {"a": 1})
+        await env.call_tool("fail", {"message": "broken"})
+        add, fail = await env.history(last=2)
+        assert (add["kind"], add["name"], add["arguments"], add["is_error"]) == ("tool", "add", {"a": 1}, False)
+        assert (fail["name"], fail["error"]) == ("fail", "ValueError: broken")
+        assert (await env.history())[-2:] == [add, fail]
+
+
+class Controlled:
+    """A provision with power over its sandbox."""
+
+    def __init__(self, url: str, reason: str = "") -> None:
+        self.url = url
+        self.why = reason
+        self.extended: list[tuple[str, float]] = []
+        self.open = 0
+
+    def __call__(self, spec: object) -> Controlled:
+        return self
+
+    async def __aenter__(self) -> Address:
+        return Address(url=self.url, id="box-1")
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def extend(self, id: str, ttl: float) -> None:
+        self.extended.append((id, ttl))
+
+    async def logs(self, id: str, tail: int | None, follow: bool):  # type: ignore[no-untyped-def]
+        self.open += 1
+        try:
+            for line in ["one", "two", "three"][-(tail or 0) :]:
+                yield f"{id}: {line}"
+            while follow:
+                yield "more"
+        finally:
+            self.open -= 1
+
+    async def reason(self, id: str) -> str:
+        assert id == "box-1"
+        return self.why
+
+
+async def test_control_goes_to_the_provision(lab: Sandbox) -> None:
+    provision = Controlled(lab.url)
+    env = Environment("lab", provision=provision)
+    assert env.instance_id is None
+    async with env:
+        assert env.instance_id == "box-1"
+        await env.extend("1h30m")
+        assert provision.extended == [("box-1", 5400.0)]
+        with pytest.raises(Invalid, match="length of time"):
+            await env.extend("soon")
+        assert [line async for line in env.logs()] == ["box-1: one", "box-1: two", "box-1: three"]
+        assert [line async for line in env.logs(tail=1)] == ["box-1: three"]
+        following = env.logs(follow=True)
+        assert [await anext(following) for _ in range(5)][-1] == "more"
+        await following.aclose()
+        assert provision.open == 0
+    assert env.instance_id is None
+
+
+async def test_an_attached_sandbox_is_not_ours_to_control(lab: Sandbox) -> None:
+    async with make(lab) as env:
+        with pytest.raises(Unsupported, match="cannot be extended"):
+            await env.extend("1h")
+        with pytest.raises(Unsupported, match="logs"):
+            _ = [line async for line in env.logs()]
+
+
+@pytest.mark.parametrize(
+    ("why", "kind", "words"),
+    [
+        ("out of memory (limit 512Mi)", OutOfMemory, "gone: out of memory \\(limit 512Mi\\)"),
+        ("its time to live is over", SandboxLost, "gone: its time to live is over"),
+        ("", SandboxLost, "gone: cannot connect"),
+    ],
+)
+async def test_a_lost_sandbox_says_why(why: str, kind: type[AEnvError], words: str) -> None:
+    with sandbox(FIXTURES / "lab") as mortal:
+        async with Environment("lab", provision=Controlled(mortal.url, why)) as env:
+            mortal.kill()
+            for call in (env.call_tool("add", {"a": 1}), env.get_env_info(), env.exec("true"), env.download("x")):
+                with pytest.raises(kind, match=words) as caught:
+                    await call
+                assert type(caught.value) is kind
+
+
+async def test_a_call_that_is_cut_off_or_late_asks_why(lab: Sandbox) -> None:
+    provision = Controlled(lab.url)
+    async with Environment("lab", provision=provision) as env:
+        with pytest.raises(CallTimeout):
+            await env.call_tool("sleep", {"seconds": 60}, timeout=0.1)
+        provision.why = "it was deleted"
+        with pytest.raises(SandboxLost, match="it was deleted"):
+            await env.call_tool("sleep", {"seconds": 60}, timeout=0.1)
+        assert (await env.call_tool("add", {"a": 1})).text == "3"
+
+
+async def test_a_start_that_fails_says_why() -> None:
+    provision = Controlled("http://127.0.0.1:1", "exit code 7")
+    with pytest.raises(StartFailed, match="exit code 7"):
+        await Environment("lab", provision=provision, startup_timeout=0.1).initialize()
+
+
+async def test_nobody_to_say_why_is_no_second_failure(lab: Sandbox) -> None:
+    class Silent(Controlled):
+        async def reason(self, id: str) -> str:
+            raise NotFound("never heard of it")
+
+    async with Environment("lab", provision=Silent(lab.url)) as env:
+        with pytest.raises(CallTimeout):
+            await env.call_tool("sleep", {"seconds": 60}, timeout=0.1)
 
 
 async def test_logs_name_the_tool_and_never_its_arguments(lab: Sandbox, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,10 +1,9 @@
-"""Sandboxes that the SDK runs on this machine."""
+"""The embedded mode: an environment by its name, with nothing to start."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,78 +11,163 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aenv import Environment, StartFailed
-from aenv.client.local import run_project
-from tests.support import FIXTURES
+from aenv import Environment, Invalid, NotFound, StartFailed
+from aenv.client.local import resolve
+from aenv.models import EnvRef, SandboxSpec
+from tests.support import FIXTURES, until
+
+QUICK = """\
+import asyncio
+from aenv import Environment, register_tool
+from helper import where
+
+@register_tool
+def search_code(query: str, max_results: int = 10) -> list:
+    \"\"\"Search code in the repository.\"\"\"
+    return [{"file": "main.py", "query": query, "where": where()}]
+
+async def main():
+    async with Environment("swe-env") as env:
+        print([tool["name"] for tool in await env.list_tools()])
+        result = await env.call_tool("search_code", {"query": "bug fix"})
+        print(result.text)
+
+asyncio.run(main())
+"""
 
 
-async def test_a_project_that_fails_shows_its_traceback(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("print('on the way')\n1/0\n")
-    with pytest.raises(StartFailed, match="exit code 1") as caught:
-        async with run_project(tmp_path):
-            pass
-    assert "ZeroDivisionError" in str(caught.value)
-    assert "on the way" in str(caught.value)
+def _project(root: Path, name: str, version: str, answer: str = "") -> Path:
+    (root / "src").mkdir(parents=True)
+    (root / "config.json").write_text(json.dumps({"name": name, "version": version}))
+    code = f"from aenv import register_tool\n\n@register_tool\ndef which() -> str:\n    return {answer or version!r}\n"
+    (root / "src" / "custom_env.py").write_text(code)
+    return root
 
 
-async def test_a_project_that_never_gets_ready_is_ended(tmp_path: Path) -> None:
-    (tmp_path / "stuck.py").write_text("import threading\nthreading.Event().wait()\n")
-    before = _children()
-    with pytest.raises(StartFailed, match="not ready after 0.5 s"):
-        async with run_project(tmp_path, startup_timeout=0.5):
-            pass
-    assert _children() <= before
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("AENV_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+def _found(name: str) -> Path:
+    return Path(resolve(SandboxSpec(env=EnvRef.parse(name))).project)
+
+
+def test_the_current_directory_comes_first(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = _project(tmp_path / "mine", "mini-terminal", "9.0.0")
+    monkeypatch.chdir(mine)
+    assert _found("mini-terminal") == mine
+    assert _found("mini-terminal@1.0.1") != mine
+
+
+def test_then_the_newest_version_that_was_fetched(home: Path) -> None:
+    for version in ("1.9.0", "1.10.0", "2.0.0-rc.1", "2.0.0"):
+        _project(home / "envs" / "tool" / version, "tool", version)
+    assert _found("tool").name == "2.0.0"
+    assert _found("tool@^1.0").name == "1.10.0"
+    assert _found("tool@1.9.0").name == "1.9.0"
+    with pytest.raises(NotFound, match="no environment 'tool@3.0.0' is known here"):
+        _found("tool@3.0.0")
+
+
+def test_then_the_built_in_ones(home: Path) -> None:
+    assert _found("mini-terminal@1.0.1").name == "mini-terminal"
+    with pytest.raises(NotFound) as caught:
+        _found("mini-terminl")
+    assert caught.value.hint is not None
+    assert "mini-terminal" in caught.value.hint
+
+
+def test_a_datasource_must_be_there(home: Path) -> None:
+    with pytest.raises(Invalid, match="datasource 'nowhere' is no file or directory"):
+        resolve(SandboxSpec(env=EnvRef("mini-terminal"), datasource="nowhere"))
+
+
+def test_a_script_runs_the_functions_it_registered_itself(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "quick.py").write_text(QUICK)
+    (tmp_path / "helper.py").write_text("import os\n\ndef where():\n    return os.getcwd()\n")
+    done = subprocess.run(
+        [sys.executable, "quick.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    names, result = done.stdout.splitlines()
+    assert names == "['swe-env/search_code']"
+    (row,) = json.loads(result)
+    assert row["query"] == "bug fix"
+    assert row["where"] != str(tmp_path)
+
+
+async def test_an_edited_project_is_seen(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = _project(tmp_path / "mine", "mine", "1.0.0", "before")
+    monkeypatch.chdir(mine)
+    async with Environment("mine") as env:
+        assert (await env.call_tool("which", {})).text == "before"
+    code = mine / "src" / "custom_env.py"
+    code.write_text(code.read_text().replace("before", "afterwards"))
+    async with Environment("mine") as env:
+        assert (await env.call_tool("which", {})).text == "afterwards"
+
+
+async def test_two_sandboxes_of_a_name_do_not_see_each_other(home: Path) -> None:
+    async with Environment("mini-terminal") as first, Environment("mini-terminal") as second:
+        await first.call_tool("write_file", {"path": "note.txt", "content": "mine"})
+        assert (await first.call_tool("read_file", {"path": "note.txt"})).is_error is False
+        assert (await second.call_tool("read_file", {"path": "note.txt"})).is_error
+
+
+async def test_an_agent_gets_a_url_that_it_can_use(home: Path) -> None:
+    from aenv.client.environment import attach
+
+    async with Environment("mini-terminal") as env:
+        url = await env.agent_url()
+        assert url == await env.agent_url()
+        base, _, token = url.partition("/mcp?token=")
+        agent = Environment("mini-terminal", provision=attach(base, token))
+        assert "execute_command" in str(await agent.list_tools())
+        result = await agent.call_tool("execute_command", {"command": "echo through"})
+        assert result.structured["output"][0] == "through\n"
+        await agent.release()
 
 
 def _children() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
+    return {child.pid for child in psutil.Process().children(recursive=True) if child.status() != "zombie"}
 
 
-async def test_cancelled_while_it_starts_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config.json").write_text('{"name": "stuck", "version": "1.0.0"}')
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "stuck.py").write_text("import threading\nthreading.Event().wait()\n")
-    monkeypatch.chdir(tmp_path)
-    before = _children()
-    task = asyncio.create_task(Environment("stuck").initialize())
-    while _children() <= before:
-        await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert _children() <= before
+async def test_cancelled_while_it_starts_leaves_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = _project(home.parent / "stuck", "stuck", "1.0.0")
+    (stuck / "src" / "custom_env.py").write_text("import threading\nthreading.Event().wait()\n")
+    monkeypatch.chdir(stuck)
+    async with Environment("mini-terminal"):
+        before = _children()
+        task = asyncio.create_task(Environment("stuck").initialize())
+        await until(lambda: not _children() <= before, "the start")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
-async def test_cancelled_while_it_is_released_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_project_that_fails_to_import_shows_its_traceback(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = _project(home.parent / "broken", "broken", "1.0.0")
+    (broken / "src" / "custom_env.py").write_text("1/0\n")
+    monkeypatch.chdir(broken)
+    with pytest.raises(StartFailed, match="ZeroDivisionError"):
+        await Environment("broken").initialize()
+
+
+async def test_cancelled_while_it_is_released_leaves_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(FIXTURES / "lab")
-    before = _children()
     env = Environment("lab")
     await env.initialize()
+    id = env.instance_id
+    assert id is not None
     releasing = asyncio.create_task(env.release())
     await asyncio.sleep(0)
     releasing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await releasing
-    assert _children() <= before
+    from aenv.client.local import embedded
 
-
-def test_the_sandbox_ends_when_its_owner_is_killed() -> None:
-    code = (
-        "import asyncio, os\n"
-        "from pathlib import Path\n"
-        "from aenv.client.local import run_project\n"
-        "async def main():\n"
-        f"    async with run_project(Path({str(FIXTURES / 'lab')!r})) as url:\n"
-        "        print(url, flush=True)\n"
-        "        await asyncio.sleep(600)\n"
-        "asyncio.run(main())\n"
-    )
-    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
-    assert owner.stdout.readline().startswith("http")
-    (sandbox,) = psutil.Process(owner.pid).children()
-    os.kill(owner.pid, signal.SIGKILL)
-    owner.wait()
-    owner.stdout.close()
-    gone, alive = psutil.wait_procs([sandbox], timeout=20)
-    assert (len(gone), alive) == (1, [])
+    with pytest.raises(NotFound):
+        await embedded.reason(id)

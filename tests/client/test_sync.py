@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
+from pathlib import Path
 
 import pytest
 
-from aenv import CallTimeout, Environment, SyncEnvironment, attach
+from aenv import CallTimeout, Environment, SyncEnvironment, Unsupported, attach
+from tests.client.test_environment import Controlled
 from tests.support import Sandbox
 
 
@@ -17,6 +20,15 @@ def test_every_method_is_there_with_the_same_parameters() -> None:
             continue
         blocking = getattr(SyncEnvironment, name)
         assert not inspect.iscoroutinefunction(blocking)
+        assert inspect.signature(blocking) == inspect.signature(method)
+        assert blocking.__doc__ == method.__doc__
+
+
+def test_every_iterator_is_there_with_the_same_parameters() -> None:
+    found = [name for name, _ in inspect.getmembers(Environment, inspect.isasyncgenfunction) if name[0] != "_"]
+    assert found == ["logs"]
+    for name in found:
+        blocking, method = getattr(SyncEnvironment, name), getattr(Environment, name)
         assert inspect.signature(blocking) == inspect.signature(method)
         assert blocking.__doc__ == method.__doc__
 
@@ -43,3 +55,29 @@ def test_from_several_threads(lab: Sandbox) -> None:
     with Environment.sync("lab", provision=attach(lab.url)) as env, ThreadPoolExecutor(8) as pool:
         results = pool.map(lambda n: env.call_tool("add", {"a": n}).text, range(50))
         assert list(results) == [str(n + 2) for n in range(50)]
+
+
+def test_the_owners_powers(lab: Sandbox, tmp_path: Path) -> None:
+    with Environment.sync("lab", provision=attach(lab.url)) as env:
+        assert env.exec(["echo", "hi"]).stdout == "hi\n"
+        env.upload(str(tmp_path / "file"), "content")
+        assert env.download(str(tmp_path / "file")) == b"content"
+        assert env.history(last=1)[0]["kind"] == "exec"
+        with pytest.raises(Unsupported):
+            list(env.logs())
+
+
+async def test_logs_are_an_iterator_also_inside_a_running_loop(lab: Sandbox) -> None:
+    provision = Controlled(lab.url)
+    with Environment.sync("lab", provision=provision) as env:
+        assert env.instance_id == "box-1"
+        env.extend(60)
+        assert provision.extended == [("box-1", 60.0)]
+        assert list(env.logs(tail=2)) == ["box-1: two", "box-1: three"]
+        for line in env.logs(follow=True):
+            if line == "more":
+                break
+        deadline = time.monotonic() + 20
+        while provision.open:
+            assert time.monotonic() < deadline
+    assert env.instance_id is None

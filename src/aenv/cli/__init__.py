@@ -20,6 +20,7 @@ COMMANDS = {
     "validate": ("aenv.cli.validate:validate", "Check the project, and say how to mend what is wrong."),
     "config": ("aenv.cli.config:config", "Show and change this user's settings."),
     "doctor": ("aenv.cli.doctor:doctor", "Check this machine, and say how to mend what is wrong."),
+    "gc": ("aenv.cli.gc:gc", "Remove what ended programs left behind on this machine."),
     "version": ("aenv.cli.doctor:version", "Show the versions of aenv, Python and the platform."),
 }
 

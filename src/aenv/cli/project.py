@@ -200,7 +200,7 @@ def _test_command(found: Project) -> list[str]:
 
 
 async def _run_tests(found: Project, command: list[str], startup_timeout: float) -> int:
-    from aenv.client.local import run_project
+    from aenv.client.serving import run_project
 
     variables = found.environment_variables
     async with run_project(found.root, environment_variables=variables, startup_timeout=startup_timeout) as url:

@@ -7,29 +7,33 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, nullcontext, suppress
 from hashlib import sha256
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 from urllib.parse import quote, urlencode
 
 import msgspec
 
 from aenv import config, http
+from aenv.cleanup import finish
 from aenv.client import mcp
-from aenv.client.cleanup import finish
 from aenv.errors import (
     AEnvError,
     CallTimeout,
+    Conflict,
     Invalid,
     NetworkError,
+    OutOfMemory,
     SandboxLost,
     StartFailed,
     Unsupported,
     from_wire,
 )
-from aenv.models import NOT_JSON, EnvRef, Sandbox, SandboxSpec, ToolResult, parse_duration, to_json
+from aenv.models import NOT_JSON, EnvRef, ExecResult, Sandbox, SandboxSpec, ToolResult, parse_duration, to_json
+from aenv.runtime import registry
 from aenv.runtime.tokens import agent_token, digest
 
 if TYPE_CHECKING:
@@ -37,15 +41,30 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("aenv.environment")
 Provision = Callable[[SandboxSpec], AbstractAsyncContextManager[Sandbox]]
-"""Where a sandbox comes from: enter to get one, exit to give it back."""
-P = ParamSpec("P")
-
+"""Where a sandbox comes from: enter to get one, exit to give it back. It may have methods of ``Control``, too."""
 DEFAULT_PORT = 8081
 _OPENAI_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 UNREACHABLE = 5.0
 """Seconds a sandbox may be unreachable at the start before it is taken for absent."""
 FAREWELL = 5.0
 """Seconds that cancelling a call on the other side may take."""
+MARGIN = 10.0
+"""Seconds that a command's answer may take longer than the command."""
+ASKING = 5.0
+"""Seconds that whoever made the sandbox gets to say why it is gone."""
+
+
+class Control(Protocol):
+    """What a provision may offer beside giving sandboxes: power over one from outside. Each method is optional."""
+
+    async def extend(self, id: str, ttl: float) -> object:
+        """Let the sandbox live ``ttl`` seconds from now."""
+
+    def logs(self, id: str, tail: int | None, follow: bool) -> AsyncGenerator[str, None]:
+        """What it printed, by line."""
+
+    async def reason(self, id: str) -> str:
+        """Why it failed or ended, in words; empty while it is well. One of memory begins "out of memory"."""
 
 
 def attach(url: str, token: str | None = None) -> Provision:
@@ -97,6 +116,7 @@ class Environment:
         resources: Mapping[str, str] | None = None,
         provision: Provision | None = None,
     ) -> None:
+        registry.stop_script()
         self.env_name = env_name
         self.timeout = timeout
         self.startup_timeout = startup_timeout
@@ -117,6 +137,7 @@ class Environment:
         self._provision = provision or _choose(aenv_url, api_key)
         self._sandbox: Sandbox | None = None
         self._stack: AsyncExitStack | None = None
+        self._forwarded: str | None = None
         self._opening = asyncio.Lock()
         self._headers = b""
         self._openai_names: dict[str, str] = {}
@@ -131,6 +152,11 @@ class Environment:
         from aenv.client.sync import SyncEnvironment
 
         return SyncEnvironment(*args, **kwargs)
+
+    @property
+    def instance_id(self) -> str | None:
+        """What the sandbox is called; None while there is none."""
+        return None if self._sandbox is None else self._sandbox.id
 
     # Life
 
@@ -149,9 +175,10 @@ class Environment:
             token = b""
             if sandbox.token:
                 token = f"Authorization: Bearer {mcp.plain_header(sandbox.token, 'the token')}\r\n".encode()
-            if not self.skip_for_healthy:
+            boot: bytes | None = sandbox.boot.encode()
+            if not boot and not self.skip_for_healthy:
                 boot = await self._healthy(sandbox, token, self.startup_timeout)
-                token += b"AEnv-Boot: %b\r\n" % boot if boot else b""
+            token += b"AEnv-Boot: %b\r\n" % boot if boot else b""
             self._headers = token
             self._process = os.getpid()
             self._stack = stack.pop_all()
@@ -178,6 +205,7 @@ class Environment:
                 limit = min(patience, UNREACHABLE)
             if loop.time() - start > limit:
                 hint = "is it running? start one with 'aenv run'" if sandbox.attached else None
+                reason = await self._reason(sandbox) or reason
                 raise StartFailed(f"{sandbox.url} is not ready after {limit:g} s: {reason}", hint=hint)
             await asyncio.sleep(pause)
             pause = min(pause * 2, 1.0)
@@ -186,6 +214,7 @@ class Environment:
         """Give the sandbox back. Safe to call twice; a released environment can be used again."""
         async with self._opening:
             stack, self._stack, sandbox, self._sandbox = self._stack, None, self._sandbox, None
+            self._forwarded = None
             if stack is None or sandbox is None or self._process != os.getpid():
                 return  # nothing to give back, or a forked child that does not own its parent's sandbox
             await finish(self._close(stack, sandbox))
@@ -326,10 +355,96 @@ class Environment:
     async def agent_url(self) -> str:
         """A URL to hand to an agent: it opens the tools, and nothing else."""
         sandbox = await self._ready()
-        if sandbox.url.startswith("unix:"):
-            raise Unsupported("this sandbox is reached by a local socket, which has no URL for others")
         token = f"?token={agent_token(digest(sandbox.token))}" if sandbox.token else ""
-        return f"{sandbox.url}/mcp{token}"
+        return f"{await self._public(sandbox)}/mcp{token}"
+
+    async def _public(self, sandbox: Sandbox) -> str:
+        """A URL that others on this machine can use, too."""
+        if not sandbox.url.startswith("unix:"):
+            return sandbox.url
+        async with self._opening:
+            if self._forwarded is None:
+                if self._stack is None:
+                    raise AEnvError("the environment was released meanwhile")
+                from aenv.client.forward import forwarded
+
+                self._forwarded = await self._stack.enter_async_context(forwarded(sandbox.url.removeprefix("unix:")))
+            return self._forwarded
+
+    # The sandbox itself
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        timeout: float = 60.0,
+        *,
+        directory: str | None = None,
+        stdin: str | None = None,
+    ) -> ExecResult:
+        """Run a command in the sandbox: a line for its shell, or arguments with the program first.
+
+        A command that fails is a result with its return code, and so is one that is killed when its time is over.
+        """
+        given = {
+            "command": command if isinstance(command, str) else list(command),
+            "timeout": timeout,
+            "directory": directory,
+            "stdin": stdin,
+        }
+        return msgspec.convert(await self._data("/exec", given, timeout + MARGIN, "exec"), ExecResult)
+
+    async def upload(self, path: str, content: bytes | str | os.PathLike[str], timeout: float | None = None) -> None:
+        """Write a file in the sandbox, in one step: bytes, text, or the content of the local file at a ``Path``.
+
+        A relative path is under the work directory. Folders that are missing are made.
+        """
+        await self._ready()
+        if isinstance(content, os.PathLike):
+            content = await asyncio.to_thread(_read_local, content)
+        elif isinstance(content, str):
+            content = content.encode()
+        elif not isinstance(content, (bytes, bytearray, memoryview)):
+            raise Invalid(f"a {type(content).__name__} cannot be uploaded", hint="give bytes, str or a local Path")
+        headers = b"Content-Type: application/octet-stream\r\n"
+        what = f"upload of {path}"
+        _data(await self._call(f"/files?path={quote(path)}", headers, bytes(content), timeout, what, "PUT"))
+
+    async def download(self, path: str, timeout: float | None = None) -> bytes:
+        """The content of a file in the sandbox; a relative path is under the work directory."""
+        response = await self._fetch(f"/files?path={quote(path)}", timeout=timeout)
+        if response.status != 200:
+            raise _error(response)
+        if response.headers.get(b"content-type") != b"application/octet-stream":
+            raise Conflict(f"{path} is a directory", hint="download its files one by one")
+        return response.body
+
+    async def history(self, last: int | None = None) -> list[dict[str, Any]]:
+        """The calls that ended lately in the sandbox, newest last: ``at``, ``kind``, ``name``, ``arguments``,
+        ``dropped``, ``is_error``, ``error`` and ``seconds``."""
+        found: list[dict[str, Any]] = await self._get("/history" if last is None else f"/history?last={last}")
+        return found
+
+    async def extend(self, ttl: str | float) -> None:
+        """Let the sandbox live so long from now."""
+        seconds = parse_duration(ttl)
+        control = self._control("extend", "extended")
+        await control.extend((await self._ready()).id, seconds)
+
+    async def logs(self, tail: int | None = None, follow: bool = False) -> AsyncGenerator[str, None]:
+        """What the sandbox printed, by line: the last ``tail``, all that is kept by default; with ``follow`` also
+        what it prints from then on, until it ends."""
+        control = self._control("logs", "asked for its logs")
+        async with aclosing(control.logs((await self._ready()).id, tail, follow)) as lines:
+            async for line in lines:
+                yield line
+
+    def _control(self, power: str, asked: str) -> Control:
+        if not hasattr(self._provision, power):
+            raise Unsupported(
+                f"this sandbox cannot be {asked}: what provided it has no such power",
+                hint="an attached sandbox is in the hands of whoever started it",
+            )
+        return cast(Control, self._provision)
 
     # The one way out
 
@@ -352,36 +467,55 @@ class Environment:
     async def _get(self, path: str) -> Any:
         return _data(await self._fetch(path))
 
-    async def _fetch(self, path: str, retries: int | None = None) -> http.Response:
+    async def _fetch(self, path: str, retries: int | None = None, timeout: float | None = None) -> http.Response:
         sandbox = await self._ready()
         retries = self.max_retries if retries is None else retries
         request = http.request("GET", sandbox.url, path, headers=self._headers, retries=retries, repeatable=True)
-        return await self._within(self.timeout, request, path)
+        return await self._within(self.timeout if timeout is None else timeout, request, path, sandbox)
 
-    async def _call(self, path: str, headers: bytes, body: bytes, timeout: float | None, what: str) -> http.Response:
-        """POST something that runs author code: its id makes asking again safe, and cancelling possible."""
+    async def _call(
+        self, path: str, headers: bytes, body: bytes, timeout: float | None, what: str, method: str = "POST"
+    ) -> http.Response:
+        """Ask for something that has an effect: its id makes asking again safe, and cancelling possible."""
         sandbox = await self._ready()
         call_id = secrets.token_hex(12)
         headers = b"%b%bAEnv-Call-Id: %b\r\n" % (headers, self._headers, call_id.encode())
         request = http.request(
-            "POST", sandbox.url, path, headers=headers, body=body, retries=self.max_retries, repeatable=True
+            method, sandbox.url, path, headers=headers, body=body, retries=self.max_retries, repeatable=True
         )
         try:
-            return await self._within(self.timeout if timeout is None else timeout, request, what)
+            return await self._within(self.timeout if timeout is None else timeout, request, what, sandbox)
         except (asyncio.CancelledError, CallTimeout):
             self._say_cancelled(sandbox, call_id)
             raise
 
-    async def _within(self, seconds: float, request: Coroutine[Any, Any, http.Response], what: str) -> http.Response:
+    async def _within(
+        self, seconds: float, request: Coroutine[Any, Any, http.Response], what: str, sandbox: Sandbox
+    ) -> http.Response:
         try:
             async with asyncio.timeout(seconds) as limit:
                 return await request
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise CallTimeout(f"{what} did not answer within {seconds:g} s") from None
+            failed: AEnvError = CallTimeout(f"{what} did not answer within {seconds:g} s")
         except http.NotSent as exc:
-            raise SandboxLost(f"the sandbox is gone: {exc}") from exc
+            failed = SandboxLost(f"the sandbox is gone: {exc}")
+        except NetworkError as exc:
+            failed = exc
+        if reason := await self._reason(sandbox):
+            kind = OutOfMemory if reason.startswith("out of memory") else SandboxLost
+            raise kind(f"the sandbox is gone: {reason}") from failed
+        raise failed
+
+    async def _reason(self, sandbox: Sandbox) -> str:
+        """Why the sandbox is gone, when somebody knows."""
+        if not hasattr(self._provision, "reason"):
+            return ""
+        with suppress(AEnvError, TimeoutError):
+            async with asyncio.timeout(ASKING):
+                return await self._control("reason", "").reason(sandbox.id)
+        return ""
 
     def _say_cancelled(self, sandbox: Sandbox, call_id: str) -> None:
         async def farewell() -> None:
@@ -414,6 +548,13 @@ def _no_platform(url: str) -> Provision:
         )
 
     return refuse
+
+
+def _read_local(path: os.PathLike[str]) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as exc:
+        raise Invalid(f"the local file {os.fspath(path)} cannot be read: {exc.strerror or exc}") from exc
 
 
 def _openai_name(tool: str, taken: Mapping[str, str]) -> str:

@@ -1,131 +1,191 @@
-"""Sandboxes on this machine with nothing to start: a project run by a process of our own."""
+"""The embedded mode: an environment by its name, on this machine, with nothing to start.
+
+A name is looked for, first match wins: the project in the current directory, the environments that were fetched to
+``~/.aenv/envs``, the built-in ones, and the functions that the calling script itself registered.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import os
-import re
-import signal
 import sys
-from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+import msgspec
+
 from aenv import config, project
-from aenv.client.cleanup import finish
-from aenv.errors import InvalidConfig, NotFound, StartFailed
-from aenv.models import Sandbox, SandboxSpec
+from aenv.engines import load_engine
+from aenv.engines.base import Engine
+from aenv.engines.specs import complete
+from aenv.errors import Invalid, NotFound, did_you_mean
+from aenv.models import VERSION, EnvRef, Sandbox, SandboxSpec
+from aenv.project import Project
+from aenv.project.builtin import builtin, builtin_names
+from aenv.runtime import registry
 
-STOP = 2.0
-"""Seconds between TERM and KILL."""
-_LONGEST_LINE = 1024 * 1024
-_READY = re.compile(r"serving \d+ tools at (\S+)/mcp")
+_STATES = 4096
+"""Most files of a project that are looked at to tell whether it was edited."""
+_SCRIPT = """\
+from aenv.runtime.registry import load_script
 
-
-def embedded(spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
-    """The project in the current directory, when it bears the name that is asked for."""
-    try:
-        found = project.read(Path.cwd())
-    except InvalidConfig as exc:
-        raise NotFound(
-            f"no environment {str(spec.env)!r} is known here: {exc}",
-            hint="run this in the project's directory, or start it with 'aenv run' and set DUMMY_INSTANCE_IP",
-        ) from exc
-    if found.name != spec.env.name or not spec.env.admits(found.version):
-        raise NotFound(
-            f"no environment {str(spec.env)!r} is known here; this directory holds {found.name}@{found.version}",
-            hint="run this in the project's directory, or start it with 'aenv run' and set DUMMY_INSTANCE_IP",
-        )
-    variables = {**found.environment_variables, **spec.environment_variables}
-    if spec.seed is not None:
-        variables["AENV_SEED"] = str(spec.seed)
-    if spec.datasource:
-        variables["AENV_DATASOURCE"] = spec.datasource
-    return _sandbox(found.root, spec, variables)
+load_script({path!r}, {name!r})
+"""
 
 
-@asynccontextmanager
-async def _sandbox(path: Path, spec: SandboxSpec, variables: Mapping[str, str]) -> AsyncIterator[Sandbox]:
-    async with run_project(
-        path, arguments=spec.arguments, environment_variables=variables, startup_timeout=spec.startup_timeout
-    ) as url:
-        yield Sandbox(url=url, id=f"local-{url.rpartition(':')[2]}")
+class Embedded:
+    """A provision that runs environments with the process engine: one engine for each event loop."""
+
+    def __init__(self) -> None:
+        self._engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = weakref.WeakKeyDictionary()
+        self._process = os.getpid()
+
+    def __call__(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
+        return self._engine().provision(resolve(spec))
+
+    async def extend(self, id: str, ttl: float) -> None:
+        await self._engine().update(id, ttl=ttl)
+
+    def logs(self, id: str, tail: int | None = None, follow: bool = False) -> AsyncIterator[str]:
+        return self._engine().logs(id, tail, follow)
+
+    async def reason(self, id: str) -> str:
+        """Why a sandbox is no more, as far as the engine knows."""
+        return (await self._engine().get(id)).reason
+
+    def _engine(self) -> Engine:
+        if self._process != os.getpid():  # a forked child starts its own
+            self._engines, self._process = weakref.WeakKeyDictionary(), os.getpid()
+        loop = asyncio.get_running_loop()
+        if loop not in self._engines:
+            self._engines[loop] = load_engine("process" if sys.platform == "linux" else "plain")
+        return self._engines[loop]
 
 
-@asynccontextmanager
-async def run_project(
-    path: Path,
-    *,
-    arguments: Sequence[str] = (),
-    environment_variables: Mapping[str, str] | None = None,
-    startup_timeout: float = 60.0,
-) -> AsyncIterator[str]:
-    """Run a project in a process of its own; its URL, once it is ready. When it fails, what it logged is the error."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "aenv.runtime", str(path), "--port", "0", "--until-eof", "--", *arguments),
-        env=config.child_environment(environment_variables or {}),
-        stdin=asyncio.subprocess.PIPE,  # closes when this process ends, however it ends, and with it the sandbox
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
+embedded = Embedded()
+
+
+def resolve(spec: SandboxSpec) -> SandboxSpec:
+    """The spec with the project that bears its name on this machine."""
+    ref = spec.env
+    spec = _with_datasource(spec)
+    here = _here()
+    if here is not None and here.name == ref.name and ref.admits(here.version):
+        return complete(spec, here, stamp=_stamp(here.root))
+    if found := _fetched(ref) or _built_in(ref):
+        return complete(spec, found)
+    if script := _script(ref.name):
+        return complete(spec, script)
+    known = {*builtin_names(), *_names(config.home() / "envs"), *([here.name] if here else [])}
+    versions = f"; this directory holds {here.name}@{here.version}" if here and here.name == ref.name else ""
+    raise NotFound(
+        f"no environment {str(ref)!r} is known here{versions}",
+        hint=f"{did_you_mean(ref.name, known)}; a project is found from its own directory",
     )
-    log = _Log(process)
-    try:
-        url = await log.ready(startup_timeout)
-        yield url
-    finally:
-        await finish(_stop(process, log))
 
 
-class _Log:
-    """What a sandbox's process prints: the line that says it is ready, and the last lines for when it is not."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self._lines: deque[str] = deque(maxlen=200)
-        self._url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._reading = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
-        rest = b""
-        while chunk := await self._process.stdout.read(65536):
-            *whole, rest = (rest + chunk)[-_LONGEST_LINE:].split(b"\n")
-            for line in whole:
-                self._lines.append(line.decode(errors="replace"))
-                if not self._url.done() and (found := _READY.search(self._lines[-1])):
-                    self._url.set_result(found[1])
-        self._lines.append(rest.decode(errors="replace"))
-        if not self._url.done():
-            self._url.cancel()
-
-    async def ready(self, patience: float) -> str:
-        await asyncio.wait((self._url, self._reading), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-        if self._url.done() and not self._url.cancelled():
-            return self._url.result()
-        if not self._reading.done():
-            raise StartFailed(f"the project is not ready after {patience:g} s\n{self._text}")
-        raise StartFailed(f"the project ended with exit code {await self._process.wait()}\n{self._text}")
-
-    @property
-    def _text(self) -> str:
-        return "\n".join(self._lines).rstrip()
-
-    async def close(self) -> None:
-        self._reading.cancel()
-        await asyncio.wait((self._reading,))
+def _with_datasource(spec: SandboxSpec) -> SandboxSpec:
+    if not spec.datasource:
+        return spec
+    path = Path(spec.datasource).expanduser().absolute()
+    if not path.exists():
+        raise Invalid(f"datasource {spec.datasource!r} is no file or directory of this machine", hint="give a path")
+    return msgspec.structs.replace(spec, datasource=str(path))
 
 
-async def _stop(process: asyncio.subprocess.Process, log: _Log) -> None:
-    for number, patience in ((signal.SIGTERM, STOP), (signal.SIGKILL, None)):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        try:
-            await asyncio.wait_for(process.wait(), patience)
-            break
-        except TimeoutError:
-            continue
-    with suppress(ProcessLookupError):  # what its tools left running
-        os.killpg(process.pid, signal.SIGKILL)
-    await log.close()
+def _here() -> Project | None:
+    directory = Path.cwd()
+    return project.read(directory) if (directory / project.CONFIG).is_file() else None
+
+
+def _names(envs: Path) -> list[str]:
+    return sorted(path.name for path in envs.iterdir() if path.is_dir()) if envs.is_dir() else []
+
+
+def _fetched(ref: EnvRef) -> Project | None:
+    """The newest version in ``~/.aenv/envs/NAME/VERSION`` that is asked for."""
+    folder = config.home() / "envs" / ref.name
+    admitted = [version for version in _names(folder) if _is_version(version) and ref.admits(version)]
+    if not admitted:
+        return None
+    return project.read(folder / max(admitted, key=_order))
+
+
+def _is_version(text: str) -> bool:
+    return VERSION.fullmatch(text) is not None
+
+
+def _order(version: str) -> tuple[list[int], bool, str]:
+    """A release comes after its own pre-releases."""
+    numbers, _, pre = version.partition("-")
+    return [int(part) for part in numbers.partition("+")[0].split(".")], not pre, pre
+
+
+def _built_in(ref: EnvRef) -> Project | None:
+    path = builtin(ref.name)
+    if path is None:
+        return None
+    found = project.read(path)
+    return found if ref.admits(found.version) else None
+
+
+def _stamp(root: Path) -> str:
+    """Changes when a file of the project does."""
+    digest = hashlib.sha256()
+    count = 0
+    for directory, names, files in os.walk(root):
+        names[:] = sorted(name for name in names if not name.startswith(".") and name != "__pycache__")
+        for name in sorted(files):
+            status = os.stat(os.path.join(directory, name), follow_symlinks=False)
+            digest.update(f"{directory}/{name} {status.st_mtime_ns} {status.st_size}\n".encode())
+            count += 1
+            if count == _STATES:
+                return digest.hexdigest()
+    return digest.hexdigest()
+
+
+def _script(name: str) -> Project | None:
+    """A project made of the functions that the running script registered, and of the files it is made of."""
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    if not registry.marks() or path is None:
+        if registry.marks():
+            raise Invalid(
+                f"the functions for {name!r} are not in a file, and cannot be run in a sandbox",
+                hint="write them to a file, or make a project with 'aenv init'",
+            )
+        return None
+    script = Path(path).resolve()
+    files = {script: script.name} | {
+        Path(file).resolve(): str(Path(file).resolve().relative_to(script.parent))
+        for module in list(sys.modules.values())
+        if (file := getattr(module, "__file__", None)) and _beside(Path(file), script.parent)
+    }
+    content = {inside: outside.read_bytes() for outside, inside in files.items()}
+    digest = hashlib.sha256(json.dumps(sorted((k, hashlib.sha256(v).hexdigest()) for k, v in content.items())).encode())
+    root = config.home() / "cache" / "scripts" / f"{name}-{digest.hexdigest()[:16]}"
+    if not (root / project.CONFIG).exists():
+        for inside, data in content.items():
+            target = root / "script" / inside
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+        (root / "src").mkdir(exist_ok=True)
+        loading = _SCRIPT.format(path=f"script/{script.name}", name=script.stem)
+        (root / "src" / "load_script.py").write_text(loading)
+        config.replace_file(root / project.CONFIG, json.dumps({"name": name, "version": "0.0.0"}))
+    return project.read(root)
+
+
+def _beside(file: Path, directory: Path) -> bool:
+    """Whether a module is the script's own, and not something installed that happens to be below it."""
+    file = file.resolve()
+    return (
+        file.suffix == ".py"
+        and file.is_relative_to(directory)
+        and not {"site-packages", "dist-packages"} & set(file.parts)
+        and not any(file.is_relative_to(prefix) for prefix in {sys.prefix, sys.base_prefix})
+    )

@@ -9,7 +9,7 @@ import asyncio
 import functools
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -52,6 +52,26 @@ def _blocking(
     return call
 
 
+def _iterating(
+    method: Callable[Concatenate[Environment, P], AsyncGenerator[R, None]],
+) -> Callable[Concatenate[SyncEnvironment, P], Iterator[R]]:
+    @functools.wraps(method)
+    def call(self: SyncEnvironment, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+        found = method(self.environment, *args, **kwargs)
+        try:
+            while True:
+                try:
+                    value = _wait(found.__anext__())
+                except StopAsyncIteration:
+                    return
+                yield value
+        finally:
+            # Not waited for: an iterator that is thrown away may end on any thread, the loop's own among them.
+            asyncio.run_coroutine_threadsafe(found.aclose(), _loop())
+
+    return call
+
+
 class SyncEnvironment:
     """``Environment`` with methods that block. Takes the same arguments."""
 
@@ -72,6 +92,17 @@ class SyncEnvironment:
     wait_for_ready = _blocking(Environment.wait_for_ready)
     reset = _blocking(Environment.reset)
     agent_url = _blocking(Environment.agent_url)
+    exec = _blocking(Environment.exec)
+    upload = _blocking(Environment.upload)
+    download = _blocking(Environment.download)
+    history = _blocking(Environment.history)
+    extend = _blocking(Environment.extend)
+    logs = _iterating(Environment.logs)
+
+    @property
+    def instance_id(self) -> str | None:
+        """What the sandbox is called; None while there is none."""
+        return self.environment.instance_id
 
     def __enter__(self) -> Self:
         self.initialize()
