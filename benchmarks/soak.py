@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 from aenv import CallTimeout, Environment, attach
-from aenv.client.local import run_project
+from aenv.client.serving import run_project
 from benchmarks.processes import resident_mb
 
 PROJECT = Path(__file__).parent / "projects" / "soak"
