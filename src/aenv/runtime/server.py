@@ -272,7 +272,11 @@ def _asked_to_stop(stop: asyncio.Event) -> None:
 
 
 def _until_end(loop: asyncio.AbstractEventLoop, lifeline: int, stop: asyncio.Event) -> None:
-    if not os.read(lifeline, 4096):
+    try:
+        ended = not os.read(lifeline, 4096)
+    except ConnectionResetError:  # it ended with something unread
+        ended = True
+    if ended:
         loop.remove_reader(lifeline)
         stop.set()
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from aenv.errors import StartFailed
 
+_NESTED = 3
+"""Process namespaces of an instance below this one: the stub's, the zygote's and its own."""
 _CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 
 
@@ -57,6 +60,8 @@ def _wrong(status: Mapping[str, str], user: int, group: int, filters: int) -> li
         "it has another user": status["Uid"].split() == [str(user)] * 4,
         "it has another group": status["Gid"].split() == [str(group)] * 4,
         "it is not the second of its process namespace": status["NSpid"].split()[-1] == "2",
+        "it has no process namespace of its own": len(status["NSpid"].split()) == _depth() + _NESTED,
+        "it has groups": os.geteuid() != 0 or not status["Groups"].split(),
         "it has capabilities": not any(int(status[name], 16) for name in _CAPABILITIES),
         "it may gain privileges": status["NoNewPrivs"].strip() == "1",
         "it has threads": status["Threads"].strip() == "1",
@@ -64,6 +69,12 @@ def _wrong(status: Mapping[str, str], user: int, group: int, filters: int) -> li
         or (status["Seccomp"].strip() == "2" and int(status.get("Seccomp_filters", filters)) >= filters),
     }
     return [what for what, holds in checks.items() if not holds]
+
+
+@functools.cache
+def _depth() -> int:
+    with open("/proc/self/status") as file:
+        return next(len(line.split()) - 1 for line in file if line.startswith("NSpid:"))
 
 
 def _namespace(pid: int | str, name: str) -> str:

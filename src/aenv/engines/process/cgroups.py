@@ -112,6 +112,9 @@ class Version1(Tree):
     def _files(self, controller: str, limits: Limits) -> Iterable[tuple[str, str]]:
         if controller == "memory" and limits.memory is not None:
             yield "memory.limit_in_bytes", str(limits.memory)
+            # What is under way between sockets is counted apart, and else not at all.
+            if (self.roots[controller].parent / "memory.kmem.tcp.limit_in_bytes").exists():
+                yield "memory.kmem.tcp.limit_in_bytes", str(limits.memory // 4)
         elif controller == "pids" and limits.pids is not None:
             yield "pids.max", str(limits.pids)
         elif controller == "cpu" and limits.cpu is not None:

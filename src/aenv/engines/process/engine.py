@@ -25,13 +25,15 @@ from aenv.cleanup import finish
 from aenv.engines.base import Engine, Output
 from aenv.engines.process import jail, powers, state
 from aenv.engines.process.venvs import interpreter_for
-from aenv.errors import AEnvError, Conflict, Invalid, SandboxLost, Unsupported, from_wire
+from aenv.errors import AEnvError, CallTimeout, Conflict, Invalid, SandboxLost, Unsupported, from_wire
 from aenv.models import NAME, ExecResult, Sandbox, SandboxSpec, State, to_json
 from aenv.project.fields import quantity
 
 log = logging.getLogger("aenv.engine")
 _SPAWNER = "from aenv.engines.process.spawner import main; main({}, {!r}, {!r})"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+_ANSWER = 10.0
+"""Seconds that a sandbox has, over those of a command, to say how it went."""
 _JOIN = 10.0
 """Seconds in which a spawner that lives must listen."""
 _LONGEST = 2**26
@@ -125,8 +127,14 @@ class ProcessEngine(Engine):
 
     async def exec(self, id: str, command: Sequence[str], *, timeout: float = 60.0) -> ExecResult:
         body = to_json({"command": list(command), "timeout": timeout})
-        response = await self._inside(id, "POST", "/exec", b"Content-Type: application/json\r\n", body)
-        return msgspec.json.decode(response.body, type=_Executed).data
+        try:
+            async with asyncio.timeout(timeout + _ANSWER):
+                response = await self._inside(id, "POST", "/exec", b"Content-Type: application/json\r\n", body)
+            return msgspec.json.decode(response.body, type=_Executed).data
+        except TimeoutError:
+            raise CallTimeout(f"{id} did not answer within {timeout + _ANSWER:g} s") from None
+        except msgspec.DecodeError as exc:
+            raise SandboxLost(f"{id} answered with nonsense: {exc}") from exc
 
     async def upload(self, id: str, path: str, content: bytes) -> None:
         await self._inside(
@@ -145,7 +153,10 @@ class ProcessEngine(Engine):
         headers += f"Authorization: Bearer {door['key']}\r\n".encode()
         response = await http.request(method, door["url"], path, headers=headers, body=body, retries=0)
         if response.status != 200:
-            wire = msgspec.json.decode(response.body, type=dict[str, Any])
+            try:
+                wire = msgspec.json.decode(response.body, type=dict[str, Any])
+            except msgspec.DecodeError as exc:
+                raise SandboxLost(f"{id} answered {response.status} with nonsense: {exc}") from exc
             raise from_wire({**wire, "message": wire.get("error")})
         return response
 

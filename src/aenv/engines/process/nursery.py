@@ -71,7 +71,7 @@ class Nursery:
         self._numbers += 1
         variables = self._site.variables(spec)
         patience = spec["startup_timeout"]
-        zygote = await Zygote.start(self._site, self._numbers, place[0], preload, variables, patience)
+        zygote = await Zygote.start(self._site, self._numbers, place[0], preload, variables, patience, spec["memory"])
         retiring = asyncio.create_task(self._retire(place, zygote))
         self._retiring.add(retiring)
         retiring.add_done_callback(self._retiring.discard)

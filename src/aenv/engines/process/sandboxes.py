@@ -29,6 +29,8 @@ from aenv.errors import AEnvError, Conflict, NotFound, SandboxLost, StartFailed
 
 STOP = 2.0
 """Seconds between being asked to end and being killed."""
+REAP = 10.0
+"""Seconds in which a zygote must reap, on however busy a machine: all its instances go with one that does not."""
 WORDS = 1.0
 """Seconds in which the exit code of a process that is gone must come."""
 SEAL = 20.0
@@ -451,7 +453,7 @@ class Sandboxes:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         for pidfd in handles:
             try:
-                await asyncio.wait_for(until(pidfd), STOP)
+                await asyncio.wait_for(until(pidfd), REAP)
             except TimeoutError:
                 # A namespace ends when its dead are reaped, which is for the zygote to do. One that does not is ended.
                 if live.zygote is not None:

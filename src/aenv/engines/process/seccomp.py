@@ -95,8 +95,8 @@ def before_import() -> bytes:
 
 
 def sealed() -> bytes:
-    """For an instance: no mounts and no namespaces either."""
-    return _program(_SEALING, kernel.NAMESPACES)
+    """For an instance: no mounts and no namespaces either, and no children that its zygote would have to reap."""
+    return _program(_SEALING, kernel.NAMESPACES | kernel.CLONE_PARENT)
 
 
 def _program(denied: tuple[str, ...], namespaces: int) -> bytes:

@@ -26,6 +26,13 @@ from aenv.errors import AEnvError, SandboxLost, StartFailed
 
 _MEMORY = 4 * 1024**3
 _PROCESSES = 30_000
+"""What a zygote may have when it forks: tables of pages, and a first process for each instance."""
+_IMPORTING = 512
+"""Processes and threads while it imports."""
+_LEAST = 256 * 1024**2
+"""Bytes that an import may use in any case."""
+_OWN = 2
+"""Processes of a jail without instances: the stub and the zygote."""
 _ZYGOTE = "from aenv.engines.process.zygote import main; main({})"
 _JAIL = "from aenv.engines.process.jail import main; main({})"
 _IN_JAIL = "import sys; sys.path.insert(0, '/runtime'); " + _ZYGOTE
@@ -79,7 +86,14 @@ class Zygote:
 
     @classmethod
     async def start(
-        cls, site: Site, number: int, key: Key, preload: bool | str, variables: dict[str, str], patience: float
+        cls,
+        site: Site,
+        number: int,
+        key: Key,
+        preload: bool | str,
+        variables: dict[str, str],
+        patience: float,
+        memory: int,
     ) -> Self:
         """Install the project, start the process, and wait until everything is imported."""
         home = _home(site, number)
@@ -88,7 +102,7 @@ class Zygote:
                 (home / "root").mkdir(parents=True)
                 owner = site.users if site.powers.privileged and site.powers.namespaces else None
                 await asyncio.to_thread(install, Path(key.project), home / "project", owner)
-                return await cls._started(site, number, key, preload, variables)
+                return await cls._started(site, number, key, preload, variables, max(memory, _LEAST))
         except TimeoutError:
             await asyncio.to_thread(_clear, site, number)
             raise StartFailed(f"the project was not imported within {patience:g} s") from None
@@ -97,14 +111,16 @@ class Zygote:
             raise
 
     @classmethod
-    async def _started(cls, site: Site, number: int, key: Key, preload: bool | str, variables: dict[str, str]) -> Self:
+    async def _started(
+        cls, site: Site, number: int, key: Key, preload: bool | str, variables: dict[str, str], memory: int
+    ) -> Self:
         mine, theirs = socket.socketpair()
         lifeline_read, lifeline = os.pipe()
         printed_read, printed_write = os.pipe()
         tasks: list[int] = []
         try:
             if site.groups is not None:
-                site.groups.add(f"z{number}", Limits(memory=_MEMORY, pids=_PROCESSES))
+                site.groups.add(f"z{number}", Limits(memory=memory, pids=_IMPORTING))
                 tasks = site.groups.open(f"z{number}")
             passed = [theirs.fileno(), lifeline_read, *tasks] if site.powers.namespaces else [theirs.fileno()]
             process = subprocess.Popen(  # noqa: ASYNC220  it forks a small process, and returns
@@ -142,7 +158,7 @@ class Zygote:
     def _how_it_ended(self) -> str:
         groups = self._site.groups
         if groups is not None and groups.out_of_memory(f"z{self._number}"):
-            return f"out of memory: importing the project took more than {_MEMORY // 1024**3} GiB"
+            return "out of memory: importing the project took more than an instance may use"
         return "the project's first process ended"
 
     async def _introduce(
@@ -161,10 +177,10 @@ class Zygote:
             self.pid = process.pid
             if hasattr(os, "pidfd_open"):
                 self._process = os.pidfd_open(process.pid)
+        self._channel.ask_who()
         await self._channel.send(
             {"project": self.project, "preload": preload, "jailed": powers.namespaces, "variables": variables}
         )
-        self._channel.ask_who()
         facts, descriptors = await self._channel.receive()
         close_all(descriptors)
         self.pid = self._channel.pid or self.pid
@@ -181,7 +197,17 @@ class Zygote:
         self.variables = frozenset(_texts(facts.get("variables")))
         given = facts.get("given")
         self.given = given if isinstance(given, dict) else {}
+        self._settle()
         self._hearing = asyncio.create_task(self._hear())
+
+    def _settle(self) -> None:
+        """Look whether the import left processes behind, which nobody would end, and make room for instances."""
+        groups, leaf = self._site.groups, f"z{self._number}"
+        if groups is None or not self._site.powers.namespaces:
+            return
+        if len(groups.processes(leaf)) > _OWN:
+            raise NotPreloadable(["it starts processes that go on"])
+        groups.add(leaf, Limits(memory=_MEMORY, pids=_PROCESSES))
 
     def comes_too_late(self, variables: Mapping[str, str]) -> bool:
         """Whether the import, or a library in it, went by another value of one of these."""

@@ -25,7 +25,7 @@ def forks() -> str:
             try:
                 os.fork()
             except OSError:
-                time.sleep(1)
+                time.sleep(30)
     return "forked"
 
 
