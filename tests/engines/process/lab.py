@@ -314,6 +314,16 @@ class Family:
 # What is left
 
 
+def _descendants() -> set[int]:
+    """This process, its children, and theirs."""
+    everybody = processes({int(name) for name in os.listdir("/proc") if name.isdigit()})
+    found, before = {os.getpid()}, set[int]()
+    while found != before:
+        before = found
+        found = before | {process.pid for process in everybody if process.parent in before}
+    return found
+
+
 class Pen:
     """Control groups for this test process, so that whatever it starts can be counted, whoever its parent is now."""
 
@@ -329,7 +339,7 @@ class Pen:
             before = mounts[controller] / own[controller].lstrip("/")
             pen = before / f"pen-{os.getpid()}"
             try:
-                pen.mkdir()
+                pen.mkdir(exist_ok=True)  # an old one with our number is empty
                 (pen / "cgroup.procs").write_text(str(os.getpid()))
             except OSError:
                 self.leave()
@@ -344,20 +354,9 @@ class Pen:
 
     def processes(self) -> list[Process]:
         """Everything that runs because of this process, and the dead that it has not buried."""
-        if self.roots:
-            pids = cgroups.Version1(self.roots).processes()
-        else:
-            marks = ("aenv.engines.process", "aenv.runtime")
-            pids = {
-                found.pid
-                for found in processes({int(name) for name in os.listdir("/proc") if name.isdigit()})
-                if any(mark in found.command for mark in marks)
-            }
-        mine = os.getpid()
-        children = Path(f"/proc/{mine}/task/{mine}/children")
-        if children.exists():
-            pids |= {int(pid) for pid in children.read_text().split()}
-        return [process for process in processes(pids) if process.pid != mine]
+        # Never more than what is ours: what is found here is killed when a test fails.
+        pids = cgroups.Version1(self.roots).processes() if self.roots else set()
+        return [process for process in processes(pids | _descendants()) if process.pid != os.getpid()]
 
     def groups(self) -> set[str]:
         roots = self.roots or {
@@ -388,7 +387,7 @@ class Leftovers:
         """Remove by force what is there still, so that one failure does not become many."""
         for process in self._pen.processes():
             process.kill()
-        for group in self._pen.groups():
+        for group in self._pen.groups() if self._pen.roots else ():  # elsewhere they may be somebody else's
             cgroups.remove_soon(cgroups.Version1({"": Path(group)}))
 
     async def finish(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import re
 import signal
 
@@ -14,7 +13,7 @@ import pytest
 
 from aenv.client.local import Embedded
 from aenv.engines.conformance import projects
-from aenv.errors import AEnvError, SandboxError, SandboxLost, StartFailed
+from aenv.errors import AEnvError, SandboxLost, StartFailed
 from aenv.models import State
 from tests.engines.process import lab
 from tests.engines.process.lab import call, eventually, over, probe, works
@@ -322,31 +321,3 @@ async def test_a_spawner_that_is_killed_in_a_burst_of_creates(engine, family, le
     assert all(outcome is None or isinstance(outcome, SandboxLost) for outcome in outcomes)
     await leftovers.none("processes")
     await works(engine)
-
-
-async def test_anything_killed_at_any_moment(engine, family, pen, isolation):
-    """Whatever is hit, each create has an answer, and the engine works afterwards."""
-    chance = random.Random(7)
-    for round in range(8):
-        creating = [
-            asyncio.create_task(_outcome(engine.create(f"a{round}-{number}", probe(owner=str(number % 2)))))
-            for number in range(6)
-        ]
-        for _ in range(3):
-            for _ in range(chance.randrange(200)):
-                await asyncio.sleep(0)
-            hit = [p for p in pen.processes() if "process.spawner" not in p.command and "process." in p.command]
-            if hit:
-                chance.choice(hit).kill()
-        async with asyncio.timeout(lab.PATIENCE):
-            outcomes = await asyncio.gather(*creating)
-        assert all(outcome is None or isinstance(outcome, SandboxError) for outcome in outcomes)
-        for number in range(6):
-            async with asyncio.timeout(lab.PATIENCE):
-                await engine.delete(f"a{round}-{number}")
-    assert await engine.find() == []
-    await works(engine)
-    await eventually("their processes to be gone", lambda: not family.instances() and not family.firsts())
-    spawner = family.spawner.pid
-    everybody = lab.processes({int(name) for name in os.listdir("/proc") if name.isdigit()})
-    assert [process for process in everybody if process.parent == spawner and process.zombie] == []

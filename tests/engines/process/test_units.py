@@ -207,7 +207,15 @@ async def test_an_isolation_that_is_not_known_is_refused_and_leaves_nothing(home
 
 def test_this_process_is_no_sealed_instance(pen):
     with pytest.raises(StartFailed, match="is not sealed") as caught:
-        attest(os.getpid(), user=12345, namespaces=("pid", "mnt"), filters=2, groups={"memory": "/elsewhere"})
+        attest(
+            os.getpid(),
+            user=12345,
+            group=12345,
+            namespaces=("pid", "mnt"),
+            apart_from=os.getpid(),
+            filters=2,
+            groups={"memory": "/elsewhere"},
+        )
     said = str(caught.value)
     for wrong in ("another user", "shares the pid namespace", "shares the mnt namespace", "control group for memory"):
         assert wrong in said
@@ -219,7 +227,7 @@ def test_a_process_that_is_gone_is_no_sealed_instance():
         os._exit(0)
     os.waitpid(child, 0)
     with pytest.raises(StartFailed, match="ended before it was sealed"):
-        attest(child, user=0, namespaces=(), filters=0, groups={})
+        attest(child, user=0, group=0, namespaces=(), apart_from=os.getpid(), filters=0, groups={})
 
 
 def test_a_handle_on_any_other_process_is_not_on_the_first():

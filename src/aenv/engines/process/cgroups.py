@@ -209,12 +209,16 @@ def remove_soon(tree: Tree, leaf: str = "") -> bool:
 def strays() -> list[Path]:
     """Control groups with our prefix that hold no process, and whose maker is gone."""
     own = _own()
-    found = {
-        path
-        for controller, mounted in _mounts().items()
-        for path in (mounted / own.get(controller, "/").lstrip("/")).glob(f"{PREFIX}*")
-        if not _maker_lives(path) and not Version1({controller: path}).processes()
-    }
+    found: set[Path] = set()
+    for controller, mounted in _mounts().items():
+        here = mounted / own.get(controller, "/").lstrip("/")
+        # Those of version 2 may have been made in a parent.
+        places = (
+            [here, *(place for place in here.parents if place.is_relative_to(mounted))] if not controller else [here]
+        )
+        for place in places:
+            made = (path for path in place.glob(f"{PREFIX}*") if not _maker_lives(path))
+            found.update(path for path in made if not Version1({controller: path}).processes())
     return sorted(found)
 
 

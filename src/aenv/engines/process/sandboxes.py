@@ -75,6 +75,7 @@ class Live:
         """Where it asks to be let out, when an allow-list says where to."""
         self.timer: asyncio.TimerHandle | None = None
         self.starting: asyncio.Task[None] | None = None
+        self.deleted = False
         self.failing = False
         """Whether its start has failed, and is about to end it."""
         self.watching: asyncio.Task[None] | None = None
@@ -144,6 +145,7 @@ class Sandboxes:
 
     async def delete(self, id: str) -> None:
         if live := self._live.get(id):
+            live.deleted = True
             await asyncio.shield(self._end(live, "Terminated", "it was deleted"))
         self._ended.pop(id, None)
 
@@ -433,7 +435,8 @@ class Sandboxes:
             live.zygote.forget(live.number)
             live.zygote.instances -= 1
         del self._live[live.id]
-        self._ended[live.id] = live
+        if not live.deleted:
+            self._ended[live.id] = live
         while len(self._ended) > _KEPT:
             self._ended.popitem(last=False)
 

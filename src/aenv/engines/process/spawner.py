@@ -119,6 +119,11 @@ def _site(directory: state.Directory, isolation: str, found: powers.Powers) -> S
     """Take what there is to take, and write down what must be cleared away if this process cannot."""
     groups = cgroups.make(directory.path.name) if found.cgroups else None
     roots = {name: str(path) for name, path in groups.roots.items()} if groups else {}
-    directory.record({"pid": os.getpid(), "control_groups": roots})
+    try:
+        directory.record({"pid": os.getpid(), "control_groups": roots})
+    except AEnvError:
+        if groups is not None:
+            groups.remove()
+        raise
     users = _FIRST_USERS + os.getpid() % _RANGES * SPAN
     return Site(directory.path, isolation, found, users, groups)

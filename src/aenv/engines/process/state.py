@@ -6,6 +6,7 @@ each other's sandboxes.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -61,7 +62,11 @@ class Directory:
                 path = parent / (name or secrets.token_hex(4))
                 path.mkdir(mode=0o700, exist_ok=True)
                 lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    os.close(lock)
+                    raise
                 for child in ("i", "z"):
                     (path / child).mkdir(mode=0o711, exist_ok=True)
         except BlockingIOError:
@@ -119,8 +124,14 @@ def _dead() -> list[Path]:
 @contextmanager
 def _everything(parent: Path) -> Iterator[None]:
     """One at a time makes or removes directories here."""
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(parent / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if parent.stat().st_uid != os.geteuid():  # below /tmp, anybody may have made it
+            raise PermissionError(errno.EPERM, "it belongs to another user")
+        lock = os.open(parent / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        hint = "make room there, or set AENV_HOME to another directory"
+        raise AEnvError(f"{parent} cannot hold sandboxes: {exc.strerror or exc}", hint=hint) from exc
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -133,8 +144,11 @@ def _free(path: Path) -> Iterator[bool]:
     """Whether nobody holds the lock of a directory; it is held meanwhile, if so."""
     try:
         lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         yield path.is_dir()
+        return
+    except OSError:
+        yield False  # nothing can be removed there either
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
