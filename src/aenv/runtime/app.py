@@ -84,6 +84,7 @@ class App:
         """Let the project's own MCP server answer at ``/mcp``."""
         self.wrapped = wrapped
         self._theirs = _tools_of_the_server(self.service)
+        self.mcp.refresh()  # its tools are among ours now
 
     def begin(self, guard: Guard) -> None:
         """Begin a life of its own, in a process forked from where it was made."""
