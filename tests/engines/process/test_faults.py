@@ -321,3 +321,21 @@ async def test_a_spawner_that_is_killed_in_a_burst_of_creates(engine, family, le
     assert all(outcome is None or isinstance(outcome, SandboxLost) for outcome in outcomes)
     await leftovers.none("processes")
     await works(engine)
+
+
+async def test_what_failed_while_nobody_waited_is_tried_again(engine, family, study):
+    door = study.door("here")
+    spec = study.spec(
+        "wait('here')\nif os.path.exists(f'{DATA}/broken'):\n    raise RuntimeError('broken')", preload=True
+    )
+    creating = asyncio.create_task(engine.create("a", spec))
+    await door.reached()
+    creating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+    (study.data / "broken").touch()
+    door.open()
+    await eventually("the zygote to be gone", lambda: not family.zygotes())
+    (study.data / "broken").unlink()
+    door.remove()
+    await works(engine, spec)

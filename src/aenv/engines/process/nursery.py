@@ -56,7 +56,7 @@ class Nursery:
     async def _shared(self, key: Key, preload: bool | str, spec: dict[str, Any]) -> Zygote:
         place = (key, bool(preload))
         starting = self._zygotes.get(place)
-        if starting is None:
+        if starting is None or _failed(starting):  # it may have failed when nobody waited for it any more
             starting = self._zygotes[place] = asyncio.create_task(self._start(place, preload, spec))
         try:
             zygote = await asyncio.shield(starting)
@@ -86,7 +86,13 @@ class Nursery:
             if unused >= IDLE:
                 break
             await asyncio.wait((ended,), timeout=IDLE - unused)
-        self._zygotes.pop(place, None)
+        current = self._zygotes.get(place)
+        if current is not None and current.done() and not _failed(current) and current.result() is zygote:
+            del self._zygotes[place]
         ended.cancel()
         await asyncio.wait((ended,))
         await zygote.close()
+
+
+def _failed(starting: asyncio.Task[Zygote]) -> bool:
+    return starting.done() and (starting.cancelled() or starting.exception() is not None)
