@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aenv.errors import AuthorError, Forbidden, Invalid, InvalidConfig, RateLimited
+from aenv.errors import AuthorError, Forbidden, Invalid, InvalidConfig, RateLimited, SandboxError
 from aenv.runtime import functions
 from aenv.runtime.context import Context
 from aenv.runtime.functions import Function, Raised, author_error, in_thread, run_hook
@@ -339,6 +339,31 @@ async def test_a_thread_survives_what_it_ran(error: BaseException) -> None:
     outcome = await threads.run(fail)
     assert outcome.error is error
     assert await run(threads, threading.get_ident) == before
+
+
+async def test_a_first_thread_is_waited_for_when_others_have_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, refusals = threading.Thread.start, 3
+
+    def refuse(thread: threading.Thread) -> None:
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert await run(Threads(2), lambda: "ran") == "ran"
+    assert not refusals
+
+
+async def test_a_first_thread_that_never_comes_is_the_platforms_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr("aenv.runtime.threads.WAIT", 0.1)
+    with pytest.raises(SandboxError, match="can start no thread"):
+        await Threads(2).run(lambda: "ran")
 
 
 async def test_threads_do_not_keep_the_process_alive() -> None:

@@ -102,7 +102,8 @@ def test_a_call_that_outlives_the_grace_time_is_ended(tmp_path: Path) -> None:
         send(running.port, "GET", "/health")
         assert running.stop() == 0
         for sock in socks:
-            sock.close()
+            with sock:
+                assert "sandbox_lost" in "".join(lines(sock))
     assert marker.read_text() == "torn down"
 
 

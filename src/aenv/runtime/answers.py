@@ -12,7 +12,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from aenv.errors import Conflict
+from aenv.errors import AEnvError, Conflict, SandboxLost
 
 Headers = list[tuple[bytes, bytes]]
 JSON: Headers = [(b"content-type", b"application/json")]
@@ -55,6 +55,15 @@ class Response:
         self.status = status
         self.body = body
         self.headers = headers if body or headers is not JSON else []
+
+
+ENDING = "the sandbox ends"
+"""Why a call is cancelled whose client did not ask for it: goes with the cancellation."""
+
+
+def cancelled(exc: asyncio.CancelledError) -> AEnvError | None:
+    """What a client is told of a call that it did not cancel itself."""
+    return SandboxLost("the sandbox is gone: it ended while the call ran") if exc.args == (ENDING,) else None
 
 
 class Answer:

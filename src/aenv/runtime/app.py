@@ -20,7 +20,7 @@ from aenv import __version__
 from aenv.errors import AEnvError, Invalid, NotFound, SandboxLost, TooLarge
 from aenv.runtime import files
 from aenv.runtime.access import Guard
-from aenv.runtime.answers import BYTES, EVENTS, Answer, Answers, Request, Response
+from aenv.runtime.answers import BYTES, EVENTS, Answer, Answers, Request, Response, cancelled
 from aenv.runtime.commands import Command
 from aenv.runtime.functions import Function
 from aenv.runtime.history import overhear
@@ -416,8 +416,8 @@ def _working(work: Coroutine[Any, Any, Response | None], answer: Answer | None =
         try:
             if response := await work:
                 answer.reply(response)
-        except asyncio.CancelledError:
-            answer.fail(failure(AEnvError("the call was cancelled")))
+        except asyncio.CancelledError as exc:
+            answer.fail(failure(cancelled(exc) or AEnvError("the call was cancelled")))
             raise
         except AEnvError as exc:
             answer.fail(failure(exc))

@@ -16,6 +16,9 @@ from aenv.runtime.registry import Mark
 from aenv.runtime.schema import Arguments, Result
 from aenv.runtime.threads import Threads
 
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, list, tuple, dict})
+"""What need not be asked whether it can be awaited."""
+
 
 class Raised(Exception):
     """The author's code raised. ``cause`` is what it raised; ``summary`` is one line about it."""
@@ -71,7 +74,7 @@ class Function:
         found: Any = None
         if not self._is_async:
             found = await in_thread(functools.partial(self._function, **arguments))
-            if not inspect.isawaitable(found):
+            if found.__class__ in _PLAIN or not inspect.isawaitable(found):
                 return found
         try:
             return await (self._function(**arguments) if found is None else found)
@@ -88,6 +91,12 @@ class Function:
 def _threads(loop: asyncio.AbstractEventLoop) -> Threads:
     """The threads of a sandbox, which has one loop."""
     return Threads()
+
+
+def end_threads(loop: asyncio.AbstractEventLoop) -> None:
+    """End the threads of a loop that has run its last."""
+    _threads(loop).close()
+    _threads.cache_clear()
 
 
 async def in_thread(work: Callable[[], Any]) -> Any:

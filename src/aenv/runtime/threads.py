@@ -10,6 +10,7 @@ import contextvars
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import cached_property
 from queue import SimpleQueue
 from typing import Any
 
@@ -46,14 +47,15 @@ class _Job:
             return Outcome(None, exc)
 
 
-_Inbox = SimpleQueue[_Job]
+_Inbox = SimpleQueue[_Job | None]
+"""None ends the thread."""
 
 
 class Threads:
     """All book-keeping happens on the event loop, so it needs no lock."""
 
     def __init__(self, most: int | None = None) -> None:
-        self._most = most or config.get("threads")
+        self._given = most
         self._idle: list[_Inbox] = []
         self._waiting: deque[_Job] = deque()
         self._started = 0
@@ -61,15 +63,34 @@ class Threads:
         self._awake = False
         """Whether the loop has been told to look at what is finished."""
 
+    @cached_property
+    def _most(self) -> int:
+        """Looked up for the second thread: most sandboxes never have one."""
+        most: int = self._given or config.get("threads")
+        return most
+
     async def run(self, work: Callable[[], Any]) -> Outcome:
         """Run ``work`` in a thread. Cancelling abandons the thread, which cannot be stopped."""
         loop = asyncio.get_running_loop()
         job = _Job(work, loop.create_future())
         if self._idle:
             self._idle.pop().put(job)
-        elif self._started >= self._most or not self._start(job):
+        elif self._started and self._started >= self._most:
             return await self._queued(job, loop)
+        elif not self._start(job):
+            return await self._crowded(job, loop)
         return await job.done
+
+    async def _crowded(self, job: _Job, loop: asyncio.AbstractEventLoop) -> Outcome:
+        """When the machine gives no more threads, those there are will do; when there are none, it gives one soon."""
+        deadline = loop.time() + WAIT
+        while not self._started:
+            if loop.time() > deadline:
+                raise SandboxError("the sandbox can start no thread: what runs in it has all it may have")
+            await asyncio.sleep(0.02)
+            if self._start(job):
+                return await job.done
+        return await self._queued(job, loop)
 
     async def _queued(self, job: _Job, loop: asyncio.AbstractEventLoop) -> Outcome:
         self._waiting.append(job)
@@ -88,15 +109,18 @@ class Threads:
                 SandboxError(message, hint="do its tools hang? AENV_THREADS sets how many there are")
             )
 
+    def close(self) -> None:
+        """End the threads that are idle."""
+        while self._idle:
+            self._idle.pop().put(None)
+
     def _start(self, job: _Job) -> bool:
         inbox: _Inbox = SimpleQueue()
         inbox.put(job)
         name = f"aenv-tool-{self._started + 1}"
         try:
             threading.Thread(target=self._worker, args=(inbox,), name=name, daemon=True).start()
-        except RuntimeError:  # the machine gives no more; those there are will do
-            if not self._started:
-                raise
+        except RuntimeError:
             return False
         self._started += 1
         return True
@@ -104,6 +128,8 @@ class Threads:
     def _worker(self, inbox: _Inbox) -> None:
         while True:
             job = inbox.get()
+            if job is None:
+                return
             outcome = job.run()
             self._finished.append((inbox, job, outcome))
             # Waking the loop is the dearest part of a quick call: what ends until it is awake shares one waking.

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import secrets
 from enum import IntEnum
+from functools import cached_property
 
 
 class Access(IntEnum):
@@ -45,7 +46,10 @@ class Gate:
     def __init__(self, owner_digest: str | None, engine_digest: str | None = None) -> None:
         self._owner = owner_digest.lower() if owner_digest else None
         self._engine = engine_digest
-        self._agent = agent_token(self._owner) if self._owner else None
+
+    @cached_property
+    def _agent(self) -> str:
+        return agent_token(self._owner or "")
 
     @property
     def open(self) -> bool:
@@ -53,7 +57,7 @@ class Gate:
         return self._owner is None
 
     def access(self, token: str | None) -> Access:
-        if self._owner is None or self._agent is None:
+        if self._owner is None:
             return Access.OWNER
         if not token:
             return Access.NONE

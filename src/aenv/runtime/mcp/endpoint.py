@@ -10,7 +10,7 @@ from msgspec import UNSET, Raw
 
 from aenv import __version__
 from aenv.errors import AEnvError, Invalid, did_you_mean
-from aenv.runtime.answers import JSON, Answer, Kept, Request, Response
+from aenv.runtime.answers import JSON, Answer, Kept, Request, Response, cancelled
 from aenv.runtime.functions import Function
 from aenv.runtime.mcp.headers import check_headers, check_mirrored
 from aenv.runtime.mcp.messages import (
@@ -21,7 +21,6 @@ from aenv.runtime.mcp.messages import (
     META,
     MODERN,
     NO_METHOD,
-    PLATFORM,
     STATUS,
     UNSUPPORTED_VERSION,
     BadMessage,
@@ -315,14 +314,17 @@ class Endpoint:
             context = self._service.context(function.name, call.notify, token)
             result = await self._service.call_tool(function, arguments, context)
             call.finish(self._result(call.id, result, session))
-        except asyncio.CancelledError:
-            call.finish(error(CANCELLED, "Request cancelled", call.id))
+        except asyncio.CancelledError as exc:
+            if lost := cancelled(exc):
+                call.fail(lost)
+            else:
+                call.finish(error(CANCELLED, "Request cancelled", call.id))
             raise
         except AEnvError as exc:
-            call.finish(error(PLATFORM, str(exc), call.id, {"aenv": exc.to_wire()}))
+            call.fail(exc)
         except Exception as exc:
             failed = AEnvError(f"the runtime failed: {exc!r}")
-            call.finish(error(PLATFORM, str(failed), call.id, {"aenv": failed.to_wire()}))
+            call.fail(failed)
             raise
         finally:
             if session is not None:

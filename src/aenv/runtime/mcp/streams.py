@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from aenv.errors import AEnvError
 from aenv.runtime.answers import EVENTS, Answer, Headers, Kept, Response
-from aenv.runtime.mcp.messages import Id, encode
+from aenv.runtime.mcp.messages import PLATFORM, Id, encode, error
 
 RESUMABLE = "2025-11-25"
 """The session revision whose event streams begin with an id to resume from."""
@@ -85,6 +86,10 @@ class Call:
         if not self.answer.status:
             self._events.begin()
         self._events.send(encode({"jsonrpc": "2.0", "method": method, "params": params}))
+
+    def fail(self, exc: AEnvError) -> None:
+        """Answer with a failure of the platform."""
+        self.finish(error(PLATFORM, str(exc), self.id, {"aenv": exc.to_wire()}))
 
     def finish(self, message: bytes, status: int = 200) -> None:
         if self.answer.status and self._events is not None:
