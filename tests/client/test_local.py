@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -33,6 +36,49 @@ async def main():
         print(result.text)
 
 asyncio.run(main())
+"""
+
+RACE = """\
+import json, subprocess, sys
+from pathlib import Path
+import helper
+from aenv import register_tool
+from aenv.client.local import resolve
+from aenv.models import EnvRef, SandboxSpec
+
+@register_tool
+def tool() -> str:
+    return "x"
+
+def kept():
+    root = Path(resolve(SandboxSpec(env=EnvRef("race"))).project)
+    files = [file for file in sorted(root.rglob("*")) if file.is_file()]
+    return [[str(file.relative_to(root)), file.read_text(), file.stat().st_mtime_ns] for file in files]
+
+write, others = Path.write_bytes, []
+
+def write_and_wait(path, data):
+    write(path, data)
+    if not others:
+        others.append("asked")
+        others.append(json.loads(subprocess.check_output([sys.executable, __file__, "other"])))
+
+if sys.argv[1:] == ["first"]:
+    Path.write_bytes = write_and_wait
+print(json.dumps([kept(), others[1]] if sys.argv[1:] == ["first"] else kept()))
+"""
+EITHER = """\
+import {other}
+from aenv import register_tool
+from aenv.client.local import resolve
+from aenv.models import EnvRef, SandboxSpec
+
+@register_tool
+def tool() -> str:
+    return "x"
+
+if __name__ == "__main__":
+    print(resolve(SandboxSpec(env=EnvRef("either"))).project)
 """
 
 
@@ -99,6 +145,56 @@ def test_a_script_runs_the_functions_it_registered_itself(home: Path, tmp_path: 
     assert row["where"] != str(tmp_path)
 
 
+def _output(script: Path, *arguments: str) -> str:
+    return subprocess.check_output([sys.executable, script, *arguments], text=True, timeout=60)
+
+
+def test_a_script_that_is_run_twice_at_once_is_kept_whole_and_once(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "race.py").write_text(RACE)
+    (tmp_path / "helper.py").write_text("x = 1\n")
+    first, other = json.loads(_output(tmp_path / "race.py", "first"))
+    names = ["config.json", "script/helper.py", "script/race.py", "src/load_script.py"]
+    assert [name for name, *_ in other] == names
+    assert first == other, "what the other process found complete was written again"
+    (root,) = (home / "cache" / "scripts").iterdir()
+
+    os.utime(root, (0, 0))
+    assert json.loads(_output(tmp_path / "race.py")) == other
+    assert root.stat().st_mtime > time.time() - 3600, "that it is used is not to be seen"
+
+
+def test_two_scripts_of_the_same_files_are_two(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(EITHER.format(other="b"))
+    (tmp_path / "b.py").write_text(EITHER.format(other="a"))
+    roots = [Path(_output(tmp_path / name).strip()) for name in ("a.py", "b.py")]
+    assert ["script/a.py" in (root / "src" / "load_script.py").read_text() for root in roots] == [True, False]
+
+
+def test_a_script_that_cannot_be_kept_is_said(home: Path, tmp_path: Path) -> None:
+    home.write_text("")
+    (tmp_path / "race.py").write_text(RACE)
+    (tmp_path / "helper.py").write_text("")
+    done = subprocess.run([sys.executable, tmp_path / "race.py"], capture_output=True, text=True, check=False)
+    assert "AEnvError" in done.stderr.splitlines()[-1]
+    assert "cannot be written: Not a directory" in done.stderr
+
+
+def test_a_file_that_vanishes_is_not_part_of_a_project(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = _project(tmp_path / "mine", "mine", "1.0.0")
+    monkeypatch.chdir(mine)
+    before = resolve(SandboxSpec(env=EnvRef("mine"))).stamp
+    walk = os.walk
+
+    def listed_before(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        for directory, names, files in walk(root):
+            yield directory, names, [*files, ".swapped-away"]
+
+    monkeypatch.setattr(os, "walk", listed_before)
+    assert resolve(SandboxSpec(env=EnvRef("mine"))).stamp == before
+
+
 async def test_an_edited_project_is_seen(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = _project(tmp_path / "mine", "mine", "1.0.0", "before")
     monkeypatch.chdir(mine)
@@ -118,7 +214,7 @@ async def test_two_sandboxes_of_a_name_do_not_see_each_other(home: Path) -> None
 
 
 async def test_an_agent_gets_a_url_that_it_can_use(home: Path) -> None:
-    from aenv.client.environment import attach
+    from aenv.client.provision import attach
 
     async with Environment("mini-terminal") as env:
         url = await env.agent_url()
@@ -170,4 +266,4 @@ async def test_cancelled_while_it_is_released_leaves_nothing(home: Path, monkeyp
     from aenv.client.local import embedded
 
     with pytest.raises(NotFound):
-        await embedded.reason(id)
+        await embedded.reason(id, 0.0)

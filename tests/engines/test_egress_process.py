@@ -10,9 +10,12 @@ import socket
 import struct
 import subprocess
 import sys
+import sysconfig
 import threading
 import urllib.error
 import urllib.request
+import venv
+from pathlib import Path
 
 import pytest
 
@@ -290,8 +293,22 @@ async def test_a_proxy_that_dies_is_noticed():
             async with asyncio.timeout(PATIENCE):
                 await egress.wait()
             assert egress.died
-            with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(StartFailed, match="gone"):
+            with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(StartFailed, match="gone") as caught:
                 await egress.add("box-2", listener, ["example.org:443"])
+            assert "AENV_DEBUG=1" in caught.value.hint
+
+
+async def test_it_is_this_package_that_runs_whatever_the_interpreter_has(tmp_path, monkeypatch):
+    venv.create(tmp_path / "other", symlinks=True)
+    bases = {"base": str(tmp_path / "other"), "platbase": str(tmp_path / "other")}
+    packages = Path(sysconfig.get_path("purelib", "venv", bases))
+    (packages / "aenv").mkdir()
+    (packages / "aenv" / "__init__.py").write_text("raise SystemExit('another package of that name')\n")
+    (packages / "needs.pth").write_text(sysconfig.get_path("purelib"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "other" / "bin" / "python"))
+    async with Server(hello) as server, process() as egress:
+        async with added(egress, "box-1", f"127.0.0.1:{server.port}") as door:
+            assert status(await door.get(server.port)) == 200
 
 
 async def test_a_proxy_that_dies_meanwhile_ends_what_waits_for_it():

@@ -9,18 +9,24 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from contextlib import suppress
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
+from packaging.requirements import Requirement
 
+import aenv
 from aenv import Environment, attach
-from aenv.engines.process import requirements, venvs
+from aenv.engines.process import jail, requirements, venvs
+from aenv.engines.process.engine import ProcessEngine
 from aenv.engines.process.venvs import interpreter_for
 from aenv.errors import Conflict, Invalid, StartFailed
+from aenv.models import EnvRef, SandboxSpec
 from tests.engines import packages
 from tests.support import sandbox
 
@@ -33,7 +39,7 @@ from pathlib import Path
 from aenv.engines.process.venvs import interpreter_for
 told = []
 found = asyncio.run(interpreter_for(Path(sys.argv[1]), lambda line: (told.append(line), print(line, file=sys.stderr))))
-print(json.dumps([found.prefix, told]))
+print(json.dumps([found.executable, told]))
 """
 
 
@@ -99,13 +105,17 @@ def running(text):
 
 def run_in(found, code):
     """What ``code`` prints in that interpreter, started as the engine does."""
-    command = [found.executable, "-I", "-c", f"import sys; sys.path += {list(found.paths)!r}; {code}"]
+    command = jail.python(found.executable, code, site=True)
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def folder_of(found):
+    return Path(found.executable).parent.parent
 
 
 async def test_a_project_without_requirements_has_this_interpreter(tmp_path, kept):
     found = await interpreter_for(tmp_path)
-    assert (found.executable, found.prefix) == (sys.executable, sys.prefix)
+    assert found.executable == sys.executable
     assert run_in(found, "import aenv, msgspec; print(aenv.__file__)").endswith("aenv/__init__.py")
     (tmp_path / "requirements.txt").write_text("packaging\naenvironment\n")
     assert await interpreter_for(tmp_path) == found
@@ -120,22 +130,24 @@ async def test_requirements_are_installed_once_and_kept_read_only(tmp_path, kept
     (root / "config.json").write_text('{"name": "shop", "version": "1.0.0"}')
     told = []
     found = await interpreter_for(root, told.append)
-    assert told[0] == f"installing 1 requirement of shop (first use; kept in {found.prefix})"
+    assert told[0] == f"installing 1 requirement of shop (first use; kept in {folder_of(found)})"
     assert told[-1].startswith("installed 1 requirement of shop in ")
-    assert Path(found.prefix).parent == kept
+    assert folder_of(found).parent == kept
 
-    code = "import json, thing, aenv; print(json.dumps([thing.version, thing.__cached__, aenv.__file__, sys.prefix]))"
+    code = (
+        "import json, sys, thing, aenv; print(json.dumps([thing.version, thing.__cached__, aenv.__file__, sys.prefix]))"
+    )
     version, cached, package, prefix = json.loads(run_in(found, code))
-    assert (version, prefix) == ("1.0", found.prefix)
+    assert (version, prefix) == ("1.0", str(folder_of(found)))
     assert os.path.samefile(package, sys.modules["aenv"].__file__)
     assert Path(cached).exists(), "an instance would compile it each time"
     hidden = ["pytest", *(["pip"] if installer == "uv" or find_spec("pip") else [])]
     code = f"from importlib.util import find_spec; print([name for name in {hidden} if find_spec(name)])"
     assert run_in(found, code) == "[]"
-    for folder, _, files in os.walk(found.prefix):
+    for folder, _, files in os.walk(folder_of(found)):
         for name in files:
             file = Path(folder, name)
-            assert file.is_symlink() or file == Path(found.prefix, "complete") or not file.stat().st_mode & 0o222, file
+            assert file.is_symlink() or file == folder_of(found) / "complete" or not file.stat().st_mode & 0o222, file
             assert file.stat().st_nlink == 1, f"{file} is shared with a cache"
     assert not list(kept.glob("*.lock"))
 
@@ -276,7 +288,7 @@ async def test_a_killed_installation_is_neither_taken_for_complete_nor_in_the_wa
     assert [path.parent for path in left] == [kept]
     (stubborn_uv / "uv").unlink()
     found = await interpreter_for(root)
-    assert left == [Path(found.prefix)]
+    assert left == [folder_of(found)]
     assert run_in(found, "import thing; print(thing.version)") == "1.0"
     assert not list(kept.glob("*.lock"))
 
@@ -333,7 +345,7 @@ async def test_a_full_disk_is_said(tmp_path):
 async def test_what_is_no_longer_used_is_listed_and_removed(tmp_path, kept):
     root = packages.project(tmp_path / "project", "thing")
     packages.wheel(root / "vendor", "thing", "1.0")
-    found = Path((await interpreter_for(root)).prefix)
+    found = folder_of(await interpreter_for(root))
     assert venvs.unused(3600) == []
     long_ago = time.time() - 7200
     os.utime(found / "complete", (long_ago, long_ago))
@@ -341,28 +353,79 @@ async def test_what_is_no_longer_used_is_listed_and_removed(tmp_path, kept):
     await interpreter_for(root)
     assert venvs.unused(3600) == [], "using it was not noticed"
 
-    stale = kept / "aenv-0000000000000000"
-    stale.mkdir()
-    (stale / "aenv").symlink_to(tmp_path / "nowhere")
-    assert venvs.unused(3600) == [stale]
-    venvs.remove(stale)
+    with pytest.raises(Conflict, match="in use"):  # by somebody who asked since it was listed
+        venvs.remove(found, 3600)
 
     lock = os.open(kept / f"{found.name}.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    with pytest.raises(Conflict):
-        venvs.remove(found)
+    with pytest.raises(Conflict, match="being made"):
+        venvs.remove(found, -3600)
     assert venvs.unused(-3600) == []
     os.close(lock)
 
     assert venvs.unused(-3600) == [found]
-    venvs.remove(found)
-    venvs.remove(found)
+    venvs.remove(found, -3600)
+    venvs.remove(found, -3600)
     assert venvs.unused(-3600) == []
-    assert [path for path in kept.iterdir() if not path.name.startswith("aenv-")] == []
+    assert list(kept.iterdir()) == []
     shutil.rmtree(kept)
     again = await interpreter_for(root)
-    assert Path(again.prefix) == found
+    assert folder_of(again) == found
     assert run_in(again, "import aenv, thing; print(thing.version)") == "1.0"
+
+
+class Copied:
+    """An installation that takes what the runtime needs from this interpreter, and so needs no index."""
+
+    def __init__(self, order, lock, tell):
+        self._path = order.path
+
+    async def run(self):
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", self._path], check=True)
+        bases = {"base": str(self._path), "platbase": str(self._path)}
+        target = Path(sysconfig.get_path("purelib", "venv", bases))
+        for name in self._needed(requirements.of_runtime()):
+            for file in metadata.files(name):
+                if ".." not in file.parts:
+                    (target / file).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(file.locate(), target / file)
+
+    def _needed(self, texts):
+        for one in map(Requirement, texts):
+            if one.marker is None or one.marker.evaluate({"extra": ""}):
+                yield one.name
+                yield from self._needed(metadata.requires(one.name) or ())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the process engine needs Linux")
+@pytest.mark.parametrize("isolation", ["auto", "none"])
+async def test_what_a_sandbox_runs_in_counts_as_used_however_old(tmp_path, kept, monkeypatch, isolation):
+    monkeypatch.setattr(venvs, "Installation", Copied)
+    root = packages.project(tmp_path / "project", "thing")
+    (root / "src" / "tools.py").write_text("from aenv import register_tool\n\n@register_tool\ndef nothing(): ...\n")
+    async with ProcessEngine(isolation=isolation) as engine:
+        await engine.create("a", SandboxSpec(env=EnvRef("project"), project=str(root)))
+        (found,) = kept.iterdir()
+        os.utime(found / "complete", (0, 0))
+        assert venvs.unused(3600) == []
+        with pytest.raises(Conflict, match="in use"):
+            venvs.remove(found, 3600)
+    await until(lambda: venvs.unused(3600) == [found])
+
+
+async def test_where_processes_cannot_be_seen_everything_counts_as_used(tmp_path, kept, monkeypatch):
+    found = kept / ("0" * 40)
+    found.mkdir(parents=True)
+    assert venvs.unused(3600) == [found]
+    read = Path.read_bytes
+
+    def refuse(path):
+        if path.name == "mountinfo":
+            raise PermissionError(13, "Permission denied")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert venvs.unused(3600) == []
 
 
 async def test_a_home_that_cannot_be_written_is_said(tmp_path, monkeypatch):
@@ -396,7 +459,9 @@ async def test_a_runtime_serves_a_project_whose_pins_differ_from_ours(tmp_path, 
         "    import msgspec\n    return msgspec.__version__\n"
     )
     found = await interpreter_for(root)
-    variables = {"PYTHONPATH": os.pathsep.join(found.paths)}
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "aenv").symlink_to(Path(aenv.__file__).parent)
+    variables = {"PYTHONPATH": str(tmp_path / "path")}
     with sandbox(root, python=found.executable, variables=variables) as running:
         async with Environment("project", provision=attach(running.url)) as env:
             result = await env.call_tool("version")

@@ -548,11 +548,8 @@ def test_compiled_libraries_read_variables_that_nobody_sees(see):
     assert {"OMP_*", "OPENBLAS_*"} <= set(see("import numpy\n").variables)
 
 
-def test_the_variables_of_an_instance_that_come_too_late():
-    verdict = Verdict(variables=("MODE", "OMP_*"))
-    assert verdict.clean
-    assert verdict.concerned(["HOME", "OMP_NUM_THREADS", "mode", "MODE", "MODEL"]) == ("OMP_NUM_THREADS", "MODE")
-    assert Verdict(variables=("*",)).concerned(["HOME"]) == ("HOME",)
+def test_reasons_alone_speak_against_sharing():
+    assert Verdict(variables=("MODE", "OMP_*")).clean
     assert not Verdict(reasons=("reads the clock",)).clean
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +12,11 @@ import click
 
 from aenv import config
 from aenv.cli.output import output_option, say, show_json, show_table
+from aenv.errors import Conflict
 from aenv.models import parse_duration
+
+_STARTING = 600.0
+"""Seconds in which whoever asked for something that is kept has a process with it, or a copy of it."""
 
 
 class Found(NamedTuple):
@@ -24,7 +30,10 @@ class Found(NamedTuple):
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option(
-    "--unused", default="30d", metavar="TIME", help="Remove kept environments that were not used for so long."
+    "--unused",
+    default="30d",
+    metavar="TIME",
+    help="Remove virtual environments and scripts that nobody asked for in so long, 10m at least.",
 )
 @output_option
 def gc(dry_run: bool, unused: str, output: str) -> None:
@@ -37,7 +46,7 @@ def gc(dry_run: bool, unused: str, output: str) -> None:
     Example:
       aenv gc --dry-run
     """
-    age = parse_duration(unused, "--unused")
+    age = max(parse_duration(unused, "--unused"), _STARTING)
     found = [*_sandboxes(dry_run), *_control_groups(dry_run), *_kept(age, dry_run)]
     if output == "json":
         show_json({"removed": not dry_run, "found": [row._asdict() for row in found]})
@@ -78,18 +87,29 @@ def _kept(age: float, dry_run: bool) -> list[Found]:
 
     rows = []
     for path in venvs.unused(age):
-        if not dry_run:
-            venvs.remove(path)
+        try:
+            if not dry_run:
+                venvs.remove(path, age)
+        except Conflict:
+            continue  # somebody asked for it meanwhile
         rows.append(Found("virtual environment", str(path), "it was not used lately, or never completed"))
     rows += [Found("script", str(path), "it was not used lately") for path in _scripts(age, dry_run)]
     return rows
 
 
 def _scripts(age: float, dry_run: bool) -> list[Path]:
-    import shutil
-
     folder = config.home() / "cache" / "scripts"
-    old = [path for path in folder.glob("*") if path.stat().st_mtime < time.time() - age]
-    for path in () if dry_run else old:
-        shutil.rmtree(path, ignore_errors=True)
+    old = []
+    for path in sorted(folder.glob("*")):
+        with suppress(FileNotFoundError):  # it was complete at this moment, or is removed by somebody else
+            if path.stat().st_mtime < time.time() - age:
+                if not dry_run:
+                    _remove(path)
+                old.append(path)
     return old
+
+
+def _remove(path: Path) -> None:
+    """In one step, for whoever looks for it: what is half removed must not count."""
+    with tempfile.TemporaryDirectory(prefix=".", dir=path.parent, ignore_cleanup_errors=True) as aside:
+        path.rename(Path(aside, path.name))

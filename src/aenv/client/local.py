@@ -11,9 +11,11 @@ import hashlib
 import json
 import os
 import sys
+import tempfile
+import time
 import weakref
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 
 import msgspec
@@ -22,7 +24,7 @@ from aenv import config, project
 from aenv.engines import load_engine
 from aenv.engines.base import Engine
 from aenv.engines.specs import complete
-from aenv.errors import Invalid, NotFound, did_you_mean
+from aenv.errors import AEnvError, Invalid, NotFound, did_you_mean
 from aenv.models import VERSION, EnvRef, Sandbox, SandboxSpec
 from aenv.project import Project
 from aenv.project.builtin import builtin, builtin_names
@@ -53,9 +55,14 @@ class Embedded:
     def logs(self, id: str, tail: int | None = None, follow: bool = False) -> AsyncIterator[str]:
         return self._engine().logs(id, tail, follow)
 
-    async def reason(self, id: str) -> str:
-        """Why a sandbox is no more, as far as the engine knows."""
-        return (await self._engine().get(id)).reason
+    async def reason(self, id: str, patience: float) -> str:
+        """Why a sandbox is no more, as far as the engine knows, or learns within so many seconds."""
+        deadline = time.monotonic() + patience
+        while True:
+            found = await self._engine().get(id)
+            if found.state.over or time.monotonic() >= deadline:
+                return found.reason
+            await asyncio.sleep(0.01)
 
     def _engine(self) -> Engine:
         if self._process != os.getpid():  # a forked child starts its own
@@ -140,7 +147,10 @@ def _stamp(root: Path) -> str:
     for directory, names, files in os.walk(root):
         names[:] = sorted(name for name in names if not name.startswith(".") and name != "__pycache__")
         for name in sorted(files):
-            status = os.stat(os.path.join(directory, name), follow_symlinks=False)
+            try:
+                status = os.stat(os.path.join(directory, name), follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # it was removed since it was listed
             digest.update(f"{directory}/{name} {status.st_mtime_ns} {status.st_size}\n".encode())
             count += 1
             if count == _STATES:
@@ -165,19 +175,37 @@ def _script(name: str) -> Project | None:
         for module in list(sys.modules.values())
         if (file := getattr(module, "__file__", None)) and _beside(Path(file), script.parent)
     }
-    content = {inside: outside.read_bytes() for outside, inside in files.items()}
+    content = {f"script/{inside}": outside.read_bytes() for outside, inside in files.items()}
+    content["src/load_script.py"] = _SCRIPT.format(path=f"script/{script.name}", name=script.stem).encode()
+    content[project.CONFIG] = json.dumps({"name": name, "version": "0.0.0"}).encode()
     digest = hashlib.sha256(json.dumps(sorted((k, hashlib.sha256(v).hexdigest()) for k, v in content.items())).encode())
     root = config.home() / "cache" / "scripts" / f"{name}-{digest.hexdigest()[:16]}"
-    if not (root / project.CONFIG).exists():
-        for inside, data in content.items():
-            target = root / "script" / inside
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
-        (root / "src").mkdir(exist_ok=True)
-        loading = _SCRIPT.format(path=f"script/{script.name}", name=script.stem)
-        (root / "src" / "load_script.py").write_text(loading)
-        config.replace_file(root / project.CONFIG, json.dumps({"name": name, "version": "0.0.0"}))
+    _keep(root, content)
     return project.read(root)
+
+
+def _keep(root: Path, content: Mapping[str, bytes]) -> None:
+    """Write a directory in one step, so that whoever finds it finds all of it. One that is there is as good."""
+    if root.is_dir():
+        with suppress(OSError):
+            os.utime(root)  # ``aenv gc`` goes by it
+        return
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", dir=root.parent) as folder:
+            made = Path(folder, root.name)
+            for inside, data in content.items():
+                target = made / inside
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(data)
+            try:
+                made.rename(root)
+            except OSError:
+                if not root.is_dir():  # where it is, another process was faster
+                    raise
+    except OSError as exc:
+        hint = f"AENV_HOME names another place than {config.home()}"
+        raise AEnvError(f"{root} cannot be written: {exc.strerror or exc}", hint=hint) from exc
 
 
 def _beside(file: Path, directory: Path) -> bool:

@@ -7,6 +7,7 @@ it stays, under a lock, and counts from the moment its marker is written.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import hashlib
 import os
@@ -14,13 +15,12 @@ import re
 import sys
 import sysconfig
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import aenv
 from aenv import config
 from aenv.cleanup import finish
 from aenv.engines.process import requirements
@@ -32,17 +32,14 @@ _FORMAT = "1"
 """Changes when virtual environments are made in another way, so that older ones are not taken."""
 _MARKER = "complete"
 _KEY = re.compile(r"[0-9a-f]{40}")
-_LINK = "aenv-"
+_ENDED = (errno.ENOENT, errno.ESRCH, errno.EINVAL)
+"""What the kernel says when it is asked about a process that is gone, or nearly."""
 
 
 class Interpreter(NamedTuple):
     """A Python to start a zygote with."""
 
     executable: str
-    prefix: str
-    """Its ``sys.prefix``."""
-    paths: tuple[str, ...] = ()
-    """Import roots that the process must add itself, in which it finds this package."""
 
 
 async def interpreter_for(root: Path, progress: Progress | None = None, *, trusted: bool = False) -> Interpreter:
@@ -55,72 +52,44 @@ async def interpreter_for(root: Path, progress: Progress | None = None, *, trust
     wanted = requirements.remembered(root, trusted)
     if wanted is None:
         if requirements.stamp(root / FILE) is None:
-            return _current()
+            return Interpreter(sys.executable)
         wanted = await asyncio.to_thread(requirements.read, root, trusted)
     if wanted.satisfied:
-        return _current()
+        return Interpreter(sys.executable)
     path = _kept() / _key(wanted.content)
     if not _use(path):
         await _made(Order(root, path, wanted, trusted), progress or _silent)
-    return _in_venv(path)
+    return Interpreter(str(path / "bin" / "python"))
 
 
 def unused(older_than: float) -> list[Path]:
-    """What was not used for so many seconds, and what killed installations left; the oldest first."""
+    """What no process uses and nobody asked for in so many seconds, and what killed installations left; the oldest
+    first."""
+    kept = [path for path in _kept().glob("*") if _KEY.fullmatch(path.name)]
+    in_use = _in_use(kept)
     found: list[tuple[float, Path]] = []
-    for path in _kept().glob("*"):
+    for path in kept:
         with suppress(OSError):
-            if path.name.startswith(_LINK) and not (path / "aenv").exists():
-                found.append((0.0, path))
-            if _KEY.fullmatch(path.name):
-                marker = path / _MARKER
-                used = marker.stat().st_mtime if marker.exists() else 0.0
-                if used < time.time() - older_than and not _is_locked(path):
-                    found.append((used, path))
+            asked = _asked(path)
+            if path not in in_use and asked < time.time() - older_than and not _is_locked(path):
+                found.append((asked, path))
     return [path for _, path in sorted(found)]
 
 
-def remove(path: Path) -> None:
-    """Remove what ``unused`` listed; gone already is success. ``Conflict`` while it is being made."""
+def remove(path: Path, older_than: float) -> None:
+    """Remove what ``unused`` listed; gone already is success. ``Conflict`` when it is made or used by now."""
     if not path.is_dir():
         return
     with _lock(path) as held:
         if held is None:
             raise Conflict(f"{path} is being made at this moment", hint="try again later")
+        if _in_use([path]) or _asked(path) >= time.time() - older_than:
+            raise Conflict(f"{path} is in use", hint="try again later")
         (path / _MARKER).unlink(missing_ok=True)  # first: what is half removed must not count
         clear(path)
 
 
-# Which interpreter
-
-
-@cache
-def _current() -> Interpreter:
-    here = str(_package().parent)
-    own = {os.path.realpath(entry) for entry in requirements.own_directories()}
-    return Interpreter(sys.executable, sys.prefix, () if here in own else (here,))
-
-
-def _in_venv(path: Path) -> Interpreter:
-    return Interpreter(str(path / "bin" / "python"), str(path), (str(_linked(_package())),))
-
-
-@cache
-def _package() -> Path:
-    return Path(aenv.__file__).resolve().parent
-
-
-def _linked(package: Path) -> Path:
-    """A directory with nothing but a link to this package, so that what is installed beside it stays unseen."""
-    link = _kept() / f"{_LINK}{hashlib.sha256(os.fsencode(package)).hexdigest()[:16]}"
-    if not (link / "aenv").is_symlink():
-        try:
-            link.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):
-                (link / "aenv").symlink_to(package, target_is_directory=True)
-        except OSError as exc:
-            raise StartFailed(f"{link} cannot be made: {exc.strerror or exc}", hint=_elsewhere()) from exc
-    return link
+# What is kept
 
 
 def _kept() -> Path:
@@ -153,6 +122,35 @@ def _use(path: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def _asked(path: Path) -> float:
+    """When it was asked for last; 0 when it never was complete."""
+    try:
+        return (path / _MARKER).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _in_use(paths: Collection[Path]) -> set[Path]:
+    """Those that a living process was started from, or sees in its jail; all of them where that cannot be told."""
+    found: set[Path] = set()
+    try:
+        for process in filter(str.isdigit, os.listdir("/proc")):
+            told = _told(f"/proc/{process}/cmdline") + _told(f"/proc/{process}/mountinfo")
+            found.update(path for path in paths if path.name.encode() in told)
+    except OSError:
+        return set(paths)
+    return found
+
+
+def _told(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as exc:
+        if exc.errno in _ENDED:
+            return b""
+        raise
 
 
 def _silent(line: str) -> None:

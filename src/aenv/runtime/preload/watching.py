@@ -13,8 +13,7 @@ import sys
 import threading
 from _socket import socket as _socket_type
 from asyncio import base_events
-from collections.abc import Hashable, Iterable
-from fnmatch import fnmatchcase
+from collections.abc import Hashable
 from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import islice
 from pathlib import Path
@@ -44,10 +43,6 @@ class Verdict(msgspec.Struct, frozen=True):
     @property
     def clean(self) -> bool:
         return not self.reasons
-
-    def concerned(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those of an instance's own variables that come too late; with any, it must not be preloaded."""
-        return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in self.variables))
 
 
 class Watch:

@@ -1,7 +1,7 @@
 """Network for sandboxes that have none: a proxy process that reaches what an allow-list names.
 
-Here is the spawner's side. ``python -m aenv.engines.process.egress`` is the process: ``proxy`` serves sandboxes,
-``messages`` reads what they and the servers send, ``rules`` says what is allowed.
+Here is the spawner's side. ``process`` is the process: ``proxy`` serves sandboxes, ``messages`` reads what they and
+the servers send, ``rules`` says what is allowed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from contextlib import suppress
 from typing import Any, Self
 
 from aenv import config
+from aenv.engines.process import jail
 from aenv.engines.process.egress.rules import Rules
 from aenv.errors import Invalid, StartFailed
 
 LARGEST_MESSAGE = 128 * 1024
+_PROCESS = "from aenv.engines.process.egress.process import main; main({}, {})"
 _REPLY_TIMEOUT = 30.0
 _END_TIMEOUT = 5.0
 _VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
@@ -49,10 +51,9 @@ class Egress:
         """Start a proxy; as root, ``uid`` is the user it becomes."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-I", "-m", __name__, str(theirs.fileno())]
             try:
                 process = subprocess.Popen(  # noqa: ASYNC220  a watcher's thread would be in the way of forks
-                    command if uid is None else [*command, str(uid)],
+                    jail.python(sys.executable, _PROCESS.format(theirs.fileno(), uid), site=True),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     cwd="/",
@@ -162,4 +163,6 @@ class Egress:
             self._replies.popleft().set_exception(self._gone())
 
     def _gone(self) -> StartFailed:
-        return StartFailed("the egress proxy is gone", hint="the log of the spawner says why")
+        return StartFailed(
+            "the egress proxy is gone", hint="with AENV_DEBUG=1, what it says is shown on standard error"
+        )

@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
@@ -79,15 +78,14 @@ async def _serve(control: socket.socket) -> NoReturn:
         os._exit(1)
 
 
-def main(arguments: list[str]) -> None:
-    """``FD [UID]``: carry out what is said on a socket, as that user, until the socket ends."""
-    control = socket.socket(fileno=int(arguments[0]))
+def main(descriptor: int, uid: int | None) -> None:
+    """Carry out what is said on a socket, as that user, until the socket ends."""
+    control = socket.socket(fileno=descriptor)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if len(arguments) > 1:
+    if uid is not None:
         # Not before exec: that user need not be able to read where Python is installed.
-        uid = int(arguments[1])
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
@@ -95,7 +93,3 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, on_alarm)
     asyncio.run(_serve(control))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
