@@ -7,12 +7,8 @@ TYPE_CHECKING = False  # typing itself would be half of the cost of importing th
 if TYPE_CHECKING:
     from typing import Any
 
-    from aenv.client.environment import (
-        Environment as Environment,
-    )
-    from aenv.client.environment import (
-        attach as attach,
-    )
+    from aenv.client.environment import Environment as Environment
+    from aenv.client.provision import attach as attach
     from aenv.client.sync import SyncEnvironment as SyncEnvironment
     from aenv.errors import (
         AEnvError as AEnvError,
@@ -118,7 +114,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "aenv.client.environment": ("Environment", "attach"),
+    "aenv.client.environment": ("Environment",),
+    "aenv.client.provision": ("attach",),
     "aenv.client.sync": ("SyncEnvironment",),
     "aenv.errors": (
         "AEnvError",

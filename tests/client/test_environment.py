@@ -28,7 +28,7 @@ from aenv import (
     Unsupported,
     attach,
 )
-from aenv.client.environment import _sandbox_url
+from aenv.client.provision import _sandbox_url
 from aenv.errors import OutOfMemory
 from aenv.models import ExecResult
 from aenv.models import Sandbox as Address
@@ -602,7 +602,7 @@ class Controlled:
         finally:
             self.open -= 1
 
-    async def reason(self, id: str) -> str:
+    async def reason(self, id: str, patience: float) -> str:
         assert id == "box-1"
         return self.why
 
@@ -671,7 +671,7 @@ async def test_a_start_that_fails_says_why() -> None:
 
 async def test_nobody_to_say_why_is_no_second_failure(lab: Sandbox) -> None:
     class Silent(Controlled):
-        async def reason(self, id: str) -> str:
+        async def reason(self, id: str, patience: float) -> str:
             raise NotFound("never heard of it")
 
     async with Environment("lab", provision=Silent(lab.url)) as env:

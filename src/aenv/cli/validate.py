@@ -171,7 +171,8 @@ async def live_checks(found: Project, startup_timeout: float, determinism: bool)
 
 @asynccontextmanager
 async def _sandbox(found: Project, startup_timeout: float) -> AsyncIterator[Environment]:
-    from aenv.client.environment import Environment, attach
+    from aenv.client.environment import Environment
+    from aenv.client.provision import attach
     from aenv.client.serving import run_project
 
     variables = {**found.environment_variables, "AENV_SEED": str(SEED)}

@@ -7,19 +7,20 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, nullcontext, suppress
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, suppress
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from aenv import config, http
+from aenv import http
 from aenv.cleanup import finish
 from aenv.client import mcp
+from aenv.client.provision import Control, Provision, choose
 from aenv.errors import (
     AEnvError,
     CallTimeout,
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from aenv.client.sync import SyncEnvironment
 
 log = logging.getLogger("aenv.environment")
-Provision = Callable[[SandboxSpec], AbstractAsyncContextManager[Sandbox]]
-"""Where a sandbox comes from: enter to get one, exit to give it back. It may have methods of ``Control``, too."""
-DEFAULT_PORT = 8081
 _OPENAI_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 UNREACHABLE = 5.0
 """Seconds a sandbox may be unreachable at the start before it is taken for absent."""
@@ -50,43 +48,10 @@ FAREWELL = 5.0
 """Seconds that cancelling a call on the other side may take."""
 MARGIN = 10.0
 """Seconds that a command's answer may take longer than the command."""
+NEWS = 2.0
+"""Seconds in which an engine hears of the end of a sandbox that does not answer."""
 ASKING = 5.0
 """Seconds that whoever made the sandbox gets to say why it is gone."""
-
-
-class Control(Protocol):
-    """What a provision may offer beside giving sandboxes: power over one from outside. Each method is optional."""
-
-    async def extend(self, id: str, ttl: float) -> object:
-        """Let the sandbox live ``ttl`` seconds from now."""
-
-    def logs(self, id: str, tail: int | None, follow: bool) -> AsyncGenerator[str, None]:
-        """What it printed, by line."""
-
-    async def reason(self, id: str) -> str:
-        """Why it failed or ended, in words; empty while it is well. One of memory begins "out of memory"."""
-
-
-def attach(url: str, token: str | None = None) -> Provision:
-    """A provision for a sandbox that somebody else runs, ``aenv run`` for example.
-
-    ``url`` is a URL, ``host:port`` or a host; the port is 8081 when none is given.
-    """
-    sandbox = Sandbox(url=_sandbox_url(url), token=token, attached=True)
-    return lambda spec: nullcontext(sandbox)
-
-
-def _sandbox_url(given: str) -> str:
-    if given.startswith("unix:"):
-        return given
-    url = (given if "://" in given else f"http://{given}").rstrip("/")
-    scheme, _, rest = url.partition("://")
-    host, slash, path = rest.partition("/")
-    if not re.search(r":\d+$", host) and scheme == "http":
-        host = f"{host}:{DEFAULT_PORT}"
-    url = f"{scheme}://{host}{slash}{path}"
-    http.target(url)
-    return url
 
 
 class Environment:
@@ -134,7 +99,7 @@ class Environment:
             seed=seed,
             resources=dict(resources or {}),
         )
-        self._provision = provision or _choose(aenv_url, api_key)
+        self._provision = provision or choose(aenv_url, api_key)
         self._sandbox: Sandbox | None = None
         self._stack: AsyncExitStack | None = None
         self._forwarded: str | None = None
@@ -503,18 +468,18 @@ class Environment:
             failed = SandboxLost(f"the sandbox is gone: {exc}")
         except NetworkError as exc:
             failed = exc
-        if reason := await self._reason(sandbox):
+        if reason := await self._reason(sandbox, 0.0 if isinstance(failed, CallTimeout) else NEWS):
             kind = OutOfMemory if reason.startswith("out of memory") else SandboxLost
             raise kind(f"the sandbox is gone: {reason}") from failed
         raise failed
 
-    async def _reason(self, sandbox: Sandbox) -> str:
-        """Why the sandbox is gone, when somebody knows."""
+    async def _reason(self, sandbox: Sandbox, patience: float = 0.0) -> str:
+        """Why the sandbox is gone, when somebody knows, or learns it within so many seconds."""
         if not hasattr(self._provision, "reason"):
             return ""
         with suppress(AEnvError, TimeoutError):
             async with asyncio.timeout(ASKING):
-                return await self._control("reason", "").reason(sandbox.id)
+                return await self._control("reason", "").reason(sandbox.id, patience)
         return ""
 
     def _say_cancelled(self, sandbox: Sandbox, call_id: str) -> None:
@@ -526,28 +491,6 @@ class Environment:
         task = asyncio.get_running_loop().create_task(farewell())
         self._farewells.add(task)
         task.add_done_callback(self._farewells.discard)
-
-
-def _choose(aenv_url: str | None, api_key: str | None) -> Provision:
-    """Where the sandbox comes from when the caller did not say: the first that is set."""
-    attached, platform = config.get("attach"), config.get("system_url")
-    if aenv_url or (platform and not attached):
-        return _no_platform(aenv_url or platform)
-    if attached:
-        return attach(attached, config.get("api_key", api_key))
-    from aenv.client.local import embedded
-
-    return embedded
-
-
-def _no_platform(url: str) -> Provision:
-    def refuse(spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
-        raise Unsupported(
-            f"{spec.env} cannot be started on {url}: this version has no client for a platform",
-            hint="start the environment with 'aenv run' and set DUMMY_INSTANCE_IP=http://localhost",
-        )
-
-    return refuse
 
 
 def _read_local(path: os.PathLike[str]) -> bytes:

@@ -1,0 +1,73 @@
+"""Where sandboxes come from: what a provision is, and which one is meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Protocol
+
+from aenv import config, http
+from aenv.errors import Unsupported
+from aenv.models import Sandbox, SandboxSpec
+
+Provision = Callable[[SandboxSpec], AbstractAsyncContextManager[Sandbox]]
+"""Where a sandbox comes from: enter to get one, exit to give it back. It may have methods of ``Control``, too."""
+DEFAULT_PORT = 8081
+
+
+class Control(Protocol):
+    """What a provision may offer beside giving sandboxes: power over one from outside. Each method is optional."""
+
+    async def extend(self, id: str, ttl: float) -> object:
+        """Let the sandbox live ``ttl`` seconds from now."""
+
+    def logs(self, id: str, tail: int | None, follow: bool) -> AsyncGenerator[str, None]:
+        """What it printed, by line."""
+
+    async def reason(self, id: str, patience: float) -> str:
+        """Why it failed or ended, in words; empty while it is well. One of memory begins "out of memory"."""
+
+
+def attach(url: str, token: str | None = None) -> Provision:
+    """A provision for a sandbox that somebody else runs, ``aenv run`` for example.
+
+    ``url`` is a URL, ``host:port`` or a host; the port is 8081 when none is given.
+    """
+    sandbox = Sandbox(url=_sandbox_url(url), token=token, attached=True)
+    return lambda spec: nullcontext(sandbox)
+
+
+def _sandbox_url(given: str) -> str:
+    if given.startswith("unix:"):
+        return given
+    url = (given if "://" in given else f"http://{given}").rstrip("/")
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    if not re.search(r":\d+$", host) and scheme == "http":
+        host = f"{host}:{DEFAULT_PORT}"
+    url = f"{scheme}://{host}{slash}{path}"
+    http.target(url)
+    return url
+
+
+def choose(aenv_url: str | None, api_key: str | None) -> Provision:
+    """Where the sandbox comes from when the caller did not say: the first that is set."""
+    attached, platform = config.get("attach"), config.get("system_url")
+    if aenv_url or (platform and not attached):
+        return _no_platform(aenv_url or platform)
+    if attached:
+        return attach(attached, config.get("api_key", api_key))
+    from aenv.client.local import embedded
+
+    return embedded
+
+
+def _no_platform(url: str) -> Provision:
+    def refuse(spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
+        raise Unsupported(
+            f"{spec.env} cannot be started on {url}: this version has no client for a platform",
+            hint="start the environment with 'aenv run' and set DUMMY_INSTANCE_IP=http://localhost",
+        )
+
+    return refuse
