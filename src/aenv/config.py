@@ -37,7 +37,15 @@ SETTINGS = (
     Setting("grace", "AENV_GRACE", 10.0, "seconds that calls in flight get to finish when a sandbox stops"),
     Setting("threads", "AENV_THREADS", 512, "most synchronous tools that run at the same time in a sandbox", least=1),
     Setting("allowed_hosts", "AENV_ALLOWED_HOSTS", "", "more names, by comma, accepted in Host and Origin"),
+    Setting(
+        "health_interval",
+        "AENV_HEALTH_INTERVAL",
+        30.0,
+        "seconds between a sandbox's own health checks",
+        least=0.1,
+    ),
     Setting("isolation", "AENV_ISOLATION", "auto", "how sandboxes are shut in on this machine: auto, strict or none"),
+    Setting("spare", "AENV_SPARE", True, "keep one process per environment in use ready for the next sandbox"),
     Setting("debug", "AENV_DEBUG", False, "show the traceback of an unexpected failure", in_file=False),
     Setting("instance_id", "AENV_INSTANCE_ID", "local", "what the engine calls this sandbox", in_file=False),
     Setting("datasource", "AENV_DATASOURCE", "", "the instance's data, as a path", in_file=False),
@@ -168,8 +176,11 @@ def default_environment(values: Mapping[str, str]) -> None:
 
 def replace_environment(values: Mapping[str, str]) -> None:
     """Make these the variables of this process, and no others."""
-    os.environ.clear()
-    os.environ.update(values)
+    for name in [name for name in os.environ if name not in values]:
+        del os.environ[name]
+    for name, value in values.items():
+        if os.environ.get(name) != value:  # what stays as it is need not be written
+            os.environ[name] = value
 
 
 def colour(stream: TextIO) -> bool:

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,24 @@ def say_everything_at_once() -> None:
 class Prepared:
     """A runtime up to the point where it must know which instance it is. Made once, used in each fork."""
 
-    def __init__(self, found: Project, loaded: Loaded | None, changes: Mapping[str, str | None]) -> None:
+    def __init__(
+        self,
+        found: Project,
+        loaded: Loaded | None,
+        changes: Mapping[str, str | None],
+        new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    ) -> None:
         """``changes`` is what the import did to the environment, which every fork keeps."""
         self._changes = changes
         self._found = found
         self._loaded = loaded
-        self._new_loop = loop_factory() or asyncio.new_event_loop
+        self._new_loop = new_loop or loop_factory() or asyncio.new_event_loop
         self._app = self._made(found, loaded or Loaded(()))
+
+    @cached_property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of this process. A fork does not take its parent's."""
+        return self._new_loop()
 
     @staticmethod
     def _made(found: Project, loaded: Loaded) -> App:
@@ -57,7 +69,7 @@ class Prepared:
         Without preloading, the author's modules are imported here, with the instance's own variables set. Otherwise all
         that does not depend on them is done before ``told`` is asked, while whoever answers is still looking at us.
         """
-        loop = self._new_loop()
+        loop = self.loop
         asyncio.set_event_loop(loop)
         given: dict[str, Any] | None = None
         if self._loaded is None:
@@ -80,8 +92,11 @@ class Prepared:
         def ready(boot: str) -> None:
             say({"ready": True, "teardown": bool(loaded.teardowns), "boot": boot})
 
+        def health(words: str) -> None:
+            say({"unhealthy": words})
+
         server = Server(self._found, self._app, listener)
-        loop.run_until_complete(server.serve(ready, lifeline=control.fileno(), identify=identify))
+        loop.run_until_complete(server.serve(ready, lifeline=control.fileno(), identify=identify, health=health))
 
     def _take(self, given: dict[str, Any]) -> None:
         """Make the instance's variables and arguments those of this process."""

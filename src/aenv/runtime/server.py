@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from aenv.errors import AEnvError, Conflict, Invalid, InvalidConfig
 from aenv.project import Project
 from aenv.runtime import loader, tokens
 from aenv.runtime.access import Guard, is_loopback
+from aenv.runtime.answers import ENDING
 from aenv.runtime.app import App
 from aenv.runtime.context import Instance
 from aenv.runtime.mcp import LEGACY, MODERN
@@ -141,7 +143,12 @@ class Server:
         self._app = app
         self._service = app.service
         self._socket = sock
-        self._grace = config.get("grace")
+
+    @cached_property
+    def _grace(self) -> float:
+        """Looked up when it is needed, which in a sandbox that is killed is never."""
+        grace: float = config.get("grace")
+        return grace
 
     async def serve(
         self,
@@ -150,13 +157,15 @@ class Server:
         reload: bool = False,
         lifeline: int | None = None,
         identify: Callable[[], float | None] | None = None,
+        health: Callable[[str], None] | None = None,
     ) -> None:
         """Serve until a signal or the end of the lifeline; then calls in flight get the grace time, and the author's
         teardown runs. ``ready`` is told the boot id once callers are let in.
 
         An engine's sandbox learns which it is from ``identify``, after everything that does not depend on it. It may
         block, and returns the seconds without a call after which to end. Such a sandbox gets no signals, and is ready
-        when the author's health check passes.
+        when the author's health check passes. ``health`` is told in words when it does not any more, and with none
+        when it does again.
         """
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -184,6 +193,8 @@ class Server:
         try:
             if identify is not None and self._service.loaded.health is not None:
                 await self._healthy(stop)
+                if health is not None:
+                    watching.append(asyncio.create_task(self._watch_health(health)))
             ready(self._app.boot)
             await stop.wait()
         finally:
@@ -223,6 +234,20 @@ class Server:
             await asyncio.sleep(pause)
             pause = min(pause * 2, 1.0)
 
+    async def _watch_health(self, tell: Callable[[str], None]) -> None:
+        said = ""
+        while True:
+            await asyncio.sleep(config.get("health_interval"))
+            try:
+                await self._service.health({})
+                found = ""
+            except Unhealthy as exc:
+                found = str(exc)
+            if found != said:
+                said = found
+                log.warning("%s", found or "healthy again")
+                tell(found)
+
     async def _tear_down(self) -> None:
         try:
             async with asyncio.timeout(self._grace):
@@ -237,7 +262,7 @@ class Server:
             log.info("waiting up to %g s for %d calls in flight", self._grace, len(app.calls))
             await asyncio.wait(set(app.calls), timeout=self._grace)
         for call in list(app.calls):
-            call.cancel()
+            call.cancel(ENDING)
         await connections.drain(1.0)
 
     async def _reload(self) -> None:

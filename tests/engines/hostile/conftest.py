@@ -27,7 +27,8 @@ def loot(strict_is_to_be_had: None, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def home(strict_is_to_be_had: None) -> Iterator[Path]:
-    with ground.own_home() as path:
+    with ground.own_home() as path, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AENV_SPARE", "0")  # so that control groups can be counted; what was looted saw spares
         yield path
 
 

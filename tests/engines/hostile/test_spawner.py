@@ -19,7 +19,17 @@ from tests.engines.hostile.ground import Outside, eventually, own_home, soon, sp
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TALKERS = Path(__file__).parent / "projects" / "talkers"
-DEEDS = ["nested", "unreadable", "too_long", "big_number", "strange", "many_descriptors", "hang_up", "exits"]
+DEEDS = [
+    "nested",
+    "unreadable",
+    "too_long",
+    "big_number",
+    "strange",
+    "many_descriptors",
+    "lingering",
+    "hang_up",
+    "exits",
+]
 
 
 def talkers(folder: Path, deed: str = "") -> Path:

@@ -50,60 +50,80 @@ def patch(name: str) -> None:
 HOSTILE = """
 import ctypes, os, signal, socket, struct, sys, threading, time
 import aenv
-from aenv.engines.process import instance, kernel, zygote
+from aenv.engines.process import instance, kernel, seccomp, zygote
 from aenv.engines.process.instance import Birth
+from aenv.engines.process.seal import Seal
 
-nothing = lambda *arguments, **named: None
-send = instance.send
-seal = Birth._seal
+announce = instance.announce
 begin = Birth.begin
+made = Seal.__init__
+
+def sealing(change):
+    def make(self, *arguments):
+        made(self, *arguments)
+        self.steps = [step for call, given in self.steps if (step := change(call, given))]
+    Seal.__init__ = make
+
+def without(*names):
+    sealing(lambda call, given: call.__name__ not in names and (call, given))
+
+def without_prctl(*options):
+    sealing(lambda call, given: not (call.__name__ == 'prctl' and given[0] in options) and (call, given))
+
+def sharing(namespace):
+    sealing(lambda call, given: (call, (given[0] & ~namespace,)) if call.__name__ == 'unshare' else (call, given))
 """
 LIES = {
-    "not sealed at all": "Birth._seal = lambda self, order, report, handles: send(report, {'sealed': True}, handles)",
-    "root still": "os.setresuid = os.setresgid = nothing",
-    "the group of root": "os.setresgid = nothing; os.setgroups = nothing",
-    "no filter": "kernel.load_filter = nothing",
-    "rights for programs": "kernel.bound_capabilities = nothing",
-    "no control groups": "Birth.begin = lambda self, order, given, handles: begin(self, order, given[:3], handles)",
+    "not sealed at all": "sealing(lambda call, given: None)",
+    "root still": "without('setresuid', 'setresgid')",
+    "the group of root": "without('setresgid', 'setgroups')",
+    "no filter": "without_prctl(22)",
+    "rights for programs": "without_prctl(kernel.PR_CAPBSET_DROP)",
+    "privileges to gain": "without_prctl(22, kernel.PR_SET_NO_NEW_PRIVS)",
+    "no control groups": "without('write')",
+    "the network of its zygote": "sharing(kernel.NEWNET)",
+    "the semaphores of its zygote": "sharing(kernel.NEWIPC)",
     "no namespace of its own": """
 def plain(self, birth, order, descriptors):
+    handles = [os.pidfd_open(1)]
+    birth.prepare(order, descriptors, handles)
     pid = os.fork()
     if pid == 0:
-        birth.begin(order, descriptors, [os.pidfd_open(1)])
+        birth.begin(order, descriptors, handles)
     self._firsts[pid] = pid
     return pid
 zygote._Children._fork = plain
 """,
     "another thread": """
-def busy(report, message, handles=()):
+def busy(channel, handles):
     threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
-    send(report, message, handles)
-instance.send = busy
+    announce(channel, handles)
+instance.announce = busy
 """,
-    "no handle": "instance.send = lambda report, message, handles=(): send(report, message)",
+    "no handle": "instance.announce = lambda channel, handles: announce(channel, [])",
     "a handle on itself": """
-instance.send = lambda report, message, handles=(): send(report, message, [os.pidfd_open(os.getpid())])
+instance.announce = lambda channel, handles: announce(channel, [os.pidfd_open(os.getpid())])
 """,
     "a handle on no process": """
-instance.send = lambda report, message, handles=(): send(report, message, [os.open('/dev/null', os.O_RDONLY)])
+instance.announce = lambda channel, handles: announce(channel, [os.open('/dev/null', os.O_RDONLY)])
 """,
     "the third of its namespace": """
-def third(report, message, handles=()):
+def third(channel, handles):
     if os.fork():
         time.sleep(600)
-    send(report, message, handles)
-instance.send = third
+    announce(channel, handles)
+instance.announce = third
 """,
-    "too many handles": "instance.send = lambda report, message, handles=(): send(report, message, [0] * 9)",
+    "too many handles": "instance.announce = lambda channel, handles: announce(channel, [0] * 9)",
     "gone when looked at": """
-def last_words(report, message, handles=()):
-    send(report, message, handles)
+def last_words(channel, handles):
+    announce(channel, handles)
     os._exit(0)
-instance.send = last_words
+instance.announce = last_words
 """,
-    "nonsense": "instance.send = lambda report, message, handles=(): report.sendall(b'\\xff' * 64)",
+    "nonsense": "instance.announce = lambda channel, handles: channel.sendall(b'\\xff' * 64)",
     "a deep answer": """
-instance.send = lambda report, message, handles=(): report.sendall(struct.pack('I', 200_000) + b'[' * 200_000)
+instance.announce = lambda channel, handles: channel.sendall(struct.pack('I', 200_000) + b'[' * 200_000)
 """,
 }
 
@@ -134,6 +154,7 @@ async def test_who_lies_about_its_seal_is_not_handed_on(engine, neighbour, outsi
     assert found.state is State.FAILED
     assert found.url == ""
     assert found.reason
+    assert "import" not in found.reason
     await eventually("its control groups to go", lambda: outside.leaves() == leaves)
     assert await neighbour.tool("fine") == "fine"
     assert await neighbour.tool("patched") == []
@@ -191,9 +212,11 @@ def forged(sock, message, handles=()):
 def plain(self, birth, order, descriptors):
     with open('/proc/sys/kernel/ns_last_pid', 'w') as file:
         file.write('1')
+    handles = [os.pidfd_open(1)]
+    birth.prepare(order, descriptors, handles)
     pid = os.fork()
     if pid == 0:
-        birth.begin(order, descriptors, [os.pidfd_open(1)])
+        birth.begin(order, descriptors, handles)
     self._firsts[pid] = pid
     return pid
 
@@ -202,7 +225,8 @@ zygote._Children._fork = plain
 """
     try:
         box = await soon(start(engine, hostile(tmp_path / "project", code), owner="eve", preload=True), "the start")
-    except StartFailed:
+    except StartFailed as exc:
+        assert "import" not in str(exc)  # noqa: PT017  it may be refused as well, but for what it is
         return
     assert await box.tool("visible") == ["1", "2"]
     await soon(engine.delete(box.id), "the deletion")
@@ -211,14 +235,15 @@ zygote._Children._fork = plain
 async def test_a_filter_of_its_own_making_wins_nothing(engine, neighbour, tmp_path):
     """The number of filters can be had with any filter. So what matters is in the one before the import."""
     allow_all = "struct.pack('HBBI', 6, 0, 0, 0x7FFF0000)"
-    code = f"kernel.load_filter = lambda program, load=kernel.load_filter: load({allow_all})\n"
+    code = f"seccomp.sealed = lambda: {allow_all}\n"
     path = hostile(tmp_path / "project", code + "import _attacks\n")
     shutil.copytree(ATTACKS / "src" / "_attacks", path / "src" / "_attacks")
     with (path / "src" / "custom_env.py").open("a") as file:
         file.write("\n@register_tool\ndef attack(name: str) -> object:\n    return _attacks.run(name, {})['got']\n")
     try:
         box = await soon(start(engine, path, owner="eve", preload=True), "the start")
-    except StartFailed:
+    except StartFailed as exc:
+        assert "import" not in str(exc)  # noqa: PT017  it may be refused as well, but for what it is
         return
     assert await box.tool("attack", name="odd_sockets") == []
     assert await box.tool("attack", name="debug") == []
@@ -246,9 +271,9 @@ async def test_who_never_answers_is_given_up(engine, neighbour, outside, tmp_pat
     with pytest.raises(StartFailed):
         await soon(start(engine, path, id=id, owner="eve", preload=True, startup_timeout=3.0), "the end")
     assert (await engine.get(id)).state is State.FAILED
-    assert outside.leaves() == leaves
     assert await neighbour.tool("fine") == "fine"
     await soon(engine.delete(id), "the deletion")
+    assert outside.leaves() == leaves
 
 
 NEVER_REAPS = {

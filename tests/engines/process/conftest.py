@@ -31,6 +31,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="aeflt-", dir="/tmp"))
     path.chmod(0o755)
     monkeypatch.setenv("AENV_HOME", str(path))
+    monkeypatch.setenv("AENV_SPARE", "0")  # so that processes can be counted; test_cells.py has spares
     yield path
     shutil.rmtree(path, ignore_errors=True)
 

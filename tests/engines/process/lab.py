@@ -409,7 +409,12 @@ class Leftovers:
             "zombies": {repr(process) for process in processes if process.zombie},
             "control groups": self._pen.groups(),
             "mounts": {line for line in Path("/proc/self/mounts").read_text().splitlines() if self._ours(line)},
-            "files": {str(path) for path in run.rglob("*") if path.name != ".lock"} if run.is_dir() else set(),
+            "files": {
+                os.path.join(directory, name)
+                for directory, folders, files in os.walk(run)  # which does not mind when something goes meanwhile
+                for name in (*folders, *files)
+                if name != ".lock"
+            },
             "descriptors": set(_descriptors()),
         }
 

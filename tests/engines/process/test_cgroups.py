@@ -64,6 +64,13 @@ def test_without_limits_nothing_is_limited(tree):
     assert int(value(tree, "memory", "i0", "memory.limit_in_bytes")) > 2**60
 
 
+def test_who_is_killed_may_run_to_its_end(tree):
+    tree.add("i0", Limits(cpu=0.01))
+    tree.let_run("i0")
+    assert value(tree, "cpu", "i0", "cpu.cfs_quota_us") == "-1"
+    tree.let_run("nobody")
+
+
 def test_the_smallest_share_of_a_processor_is_one_the_kernel_takes(tree):
     tree.add("i0", Limits(cpu=0.00001))
     assert value(tree, "cpu", "i0", "cpu.cfs_quota_us") == "1000"

@@ -253,7 +253,7 @@ async def test_an_environment_tells_why_its_sandbox_is_gone(embedded):
 
 
 async def _ended(embedded, id):
-    return await embedded.reason(id)
+    return await embedded.reason(id, 0.0)
 
 
 # What it printed
@@ -445,3 +445,42 @@ async def test_the_spawner_of_a_named_engine_is_buried_by_who_started_it(named, 
 async def test_ending_what_never_began(named):
     await named().end()
     assert os.listdir(os.environ["AENV_HOME"]) in ([], ["run"])
+
+
+SICK = """
+@register_health
+def healthy() -> bool:
+    return not os.path.exists('sick')
+
+@register_tool
+def fall_ill() -> None:
+    open('sick', 'w').close()
+
+@register_tool
+def recover() -> None:
+    os.unlink('sick')
+"""
+
+
+async def test_an_unhealthy_sandbox_runs_on_and_says_so(engine, study):
+    spec = study.spec(SICK, preload=True, environment_variables={"AENV_HEALTH_INTERVAL": "0.1"})
+    sandbox = await engine.create("a", spec)
+
+    async def reason(expected):
+        found = await engine.get("a")
+        assert found.state is State.RUNNING
+        return found.reason == expected
+
+    await call(sandbox, "fall_ill")
+    await eventually("the news", lambda: reason("unhealthy: the health check answered False"))
+    await call(sandbox, "recover")
+    await eventually("the good news", lambda: reason(""))
+
+
+async def test_why_an_environment_is_not_preloaded_is_told_once(jail, jailed_study, caplog):
+    spec = jailed_study.spec("PID = os.getpid()\n", preload="auto")
+    with caplog.at_level("INFO", "aenv.engine"):
+        for number in range(2):
+            await jail.create(f"a{number}", spec)
+    (told,) = [record.message for record in caplog.records if "is imported in each sandbox" in record.message]
+    assert "os.getpid" in told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -115,11 +116,13 @@ def test_facts_that_cannot_be_read_do_not_stop_a_sweep(home, text):
     assert not path.exists()
 
 
-def test_a_directory_without_a_lock_is_dead(home):
-    (state.root() / "half").mkdir(parents=True)
-    (state.root() / "file").write_text("")
-    assert [left.directory.name for left in state.sweep()] == ["half"]
-    (state.root() / "file").unlink()
+def test_what_is_no_spawners_is_left_alone(home):
+    foreign = state.root() / "foreign"
+    foreign.mkdir(parents=True)
+    (foreign / "file").write_text("precious")
+    assert state.left() == state.sweep() == []
+    assert (foreign / "file").read_text() == "precious"
+    shutil.rmtree(foreign)
 
 
 # What is left

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import struct
+from contextlib import suppress
 
 import pytest
 
@@ -14,10 +15,10 @@ from aenv.engines.process.attest import attest, first_of
 from aenv.engines.process.engine import ProcessEngine
 from aenv.engines.process.output import KEPT, Printed
 from aenv.engines.process.powers import Lack, Powers
-from aenv.engines.process.wire import LARGEST, Channel, close_all, receive_some, send
+from aenv.engines.process.wire import LARGEST, Channel, close_all, discard, frame, receive_some, send
 from aenv.errors import AEnvError, Invalid, SandboxLost, StartFailed, Unsupported
 from tests.engines.process import lab
-from tests.engines.process.lab import eventually, probe
+from tests.engines.process.lab import PATIENCE, eventually, probe
 
 # Messages
 
@@ -39,29 +40,26 @@ def descriptors():
 async def test_messages_go_both_ways_with_descriptors(pair):
     channel, theirs = pair
     reading, writing = os.pipe()
-    send(theirs, {"a": [1, "é"]}, [reading])
+    socket.send_fds(theirs, [frame({"a": [1, "é"]})], [reading])
     message, passed = await channel.receive()
     assert message == {"a": [1, "é"]}
     os.write(writing, b"through")
     assert os.read(passed[0], 10) == b"through"
     assert os.get_inheritable(passed[0]) is False
-    await channel.send({"b": 2}, [writing])
-    data, received = receive_some(theirs)
-    assert data == struct.pack("I", 8) + b'{"b": 2}'
-    os.write(received[0], b"back")
-    assert os.read(reading, 10) == b"back"
-    close_all((*passed, *received, reading, writing))
+    await channel.send({"b": 2})
+    assert receive_some(theirs) == (struct.pack("I", 8) + b'{"b": 2}', [])
+    close_all((*passed, reading, writing))
 
 
 async def test_messages_are_put_together_and_taken_apart(pair):
     channel, theirs = pair
-    frame = struct.pack("I", 7) + b'{"n":1}'
+    one = struct.pack("I", 7) + b'{"n":1}'
     receiving = asyncio.create_task(channel.receive())
-    for byte in frame:
+    for byte in one:
         theirs.send(bytes([byte]))
         await asyncio.sleep(0)
     assert (await receiving)[0] == {"n": 1}
-    theirs.send(frame * 3)
+    theirs.send(one * 3)
     assert [(await channel.receive())[0] for _ in range(3)] == [{"n": 1}] * 3
 
 
@@ -115,6 +113,23 @@ async def test_descriptors_of_a_message_that_is_none_are_closed(pair):
     assert descriptors() == before
 
 
+async def test_a_socket_that_lingers_holds_nobody_up():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        full = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    full.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            full.send(b"x" * 65536)
+    full.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 30))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    before = descriptors()
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.to_thread(discard, [full.detach(), nothing])
+    assert descriptors() == before - 2
+    other.close()
+
+
 async def test_the_kernel_says_who_sends(pair):
     channel, theirs = pair
     channel.ask_who()
@@ -159,6 +174,27 @@ async def test_what_was_printed_last_is_not_lost_when_it_is_closed():
     printed.close()
     assert printed.last(2) == "b\nc\N{REPLACEMENT CHARACTER}"
     os.close(writing)
+
+
+async def test_a_flood_of_single_bytes_is_read_now_and_then():
+    read, write = os.pipe()
+    printed = Printed(read)
+    reads = 0
+    some = printed._some
+
+    def counted():
+        nonlocal reads
+        reads += 1
+        return some()
+
+    printed._some = counted
+    for _ in range(1000):
+        os.write(write, b"x")
+        await asyncio.sleep(0)
+    assert reads < 100
+    os.close(write)
+    printed.close()
+    assert printed.since(0) == (0, b"x" * 1000)
 
 
 async def test_a_flood_leaves_time_for_others(monkeypatch):
@@ -226,7 +262,7 @@ def test_a_process_that_is_gone_is_no_sealed_instance():
     if not child:
         os._exit(0)
     os.waitpid(child, 0)
-    with pytest.raises(StartFailed, match="ended before it was sealed"):
+    with pytest.raises(SandboxLost, match="ended before it was sealed"):
         attest(child, user=0, group=0, namespaces=(), apart_from=os.getpid(), filters=0, groups={})
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping
-from pathlib import Path
+from functools import cache
 
-from aenv.errors import StartFailed
+from aenv.errors import SandboxLost, StartFailed
 
 _NESTED = 3
 """Process namespaces of an instance below this one: the stub's, the zygote's and its own."""
+_LONGEST = 64 * 1024
 _CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 
 
@@ -28,19 +28,17 @@ def attest(
     ``apart_from`` is in, has that user and group and no other, no capability, the filters, and the control groups that
     were made for it."""
     try:
-        status = dict(
-            line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
-        )
+        status = dict(line.split(":\t", 1) for line in _read(f"/proc/{pid}/status").splitlines() if ":\t" in line)
         wrong = _wrong(status, user, group, filters)
-        others = {name: (_namespace("self", name), _namespace(apart_from, name)) for name in namespaces}
+        others = {name: (_own(name), _namespace(apart_from, name)) for name in namespaces}
         shared = [name for name in namespaces if _namespace(pid, name) in others[name]]
-        if _namespace(pid, "user") == _namespace("self", "user"):
+        if _namespace(pid, "user") == _own("user"):
             shared.append("user")
         wrong += [f"it shares the {name} namespace" for name in shared]
-        rows = (line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines())
+        rows = (line.split(":", 2) for line in _read(f"/proc/{pid}/cgroup").splitlines())
         found = {controller: path for _, controllers, path in rows for controller in controllers.split(",")}
     except (OSError, KeyError, ValueError) as exc:
-        raise StartFailed(f"the instance ended before it was sealed ({exc})") from exc
+        raise SandboxLost(f"the instance ended before it was sealed ({exc})") from exc
     wrong += [f"it is not in its control group for {name}" for name in groups if found.get(name) != groups[name]]
     if wrong:
         raise StartFailed(f"the instance is not sealed: {'; '.join(wrong)}")
@@ -49,7 +47,7 @@ def attest(
 def first_of(pidfd: int, pid: int) -> bool:
     """Whether a handle is on the first process of the process namespace that ``pid`` is in."""
     try:
-        facts = dict(line.split(":\t", 1) for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines())
+        facts = dict(line.split(":\t", 1) for line in _read(f"/proc/self/fdinfo/{pidfd}").splitlines())
         return facts["NSpid"].split()[-1] == "1" and _namespace(int(facts["Pid"]), "pid") == _namespace(pid, "pid")
     except (OSError, KeyError, ValueError):
         return False
@@ -71,10 +69,24 @@ def _wrong(status: Mapping[str, str], user: int, group: int, filters: int) -> li
     return [what for what, holds in checks.items() if not holds]
 
 
-@functools.cache
+@cache
 def _depth() -> int:
     with open("/proc/self/status") as file:
         return next(len(line.split()) - 1 for line in file if line.startswith("NSpid:"))
+
+
+@cache
+def _own(name: str) -> str:
+    return _namespace("self", name)
+
+
+def _read(file: str) -> str:
+    """What the kernel says there, in one piece."""
+    opened = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(opened, _LONGEST).decode()
+    finally:
+        os.close(opened)
 
 
 def _namespace(pid: int | str, name: str) -> str:

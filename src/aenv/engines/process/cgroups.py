@@ -7,10 +7,12 @@ itself into a leaf by writing ``0`` to files that the spawner opened: writing an
 from __future__ import annotations
 
 import os
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,30 +56,41 @@ class Tree(ABC):
 
     def add(self, leaf: str, limits: Limits) -> None:
         for controller, root in self.roots.items():
-            directory = root / leaf
-            directory.mkdir(parents=True, exist_ok=True)
+            directory = f"{root}/{leaf}"
+            with suppress(FileExistsError):
+                os.mkdir(directory)
             for name, value in self._files(controller, limits):
-                _put(directory / name, value)
+                _put(f"{directory}/{name}", value)
 
     def open(self, leaf: str) -> list[int]:
         """Files that move the process which writes ``0`` to each of them into the leaf."""
         opened: list[int] = []
         try:
             for root in self.roots.values():
-                opened.append(os.open(root / leaf / self._joining, os.O_WRONLY | os.O_CLOEXEC))  # noqa: PERF401
+                opened.append(os.open(f"{root}/{leaf}/{self._joining}", os.O_WRONLY | os.O_CLOEXEC))  # noqa: PERF401
         except OSError:
             for descriptor in opened:
                 os.close(descriptor)
             raise
         return opened
 
+    def let_run(self, leaf: str) -> None:
+        """Lift the limit on cpu from processes that are killed: those that may not run cannot end either."""
+        with suppress(OSError):
+            _put(*self._unlimited(leaf))
+
+    @abstractmethod
+    def _unlimited(self, leaf: str) -> tuple[str, str]:
+        """The file that limits its cpu, and what lifts that."""
+
     def paths(self, leaf: str) -> dict[str, str]:
         """Per controller, the leaf as ``/proc/<pid>/cgroup`` writes it."""
+        return {controller: f"{path}/{leaf}" for controller, path in self._shown.items()}
+
+    @cached_property
+    def _shown(self) -> dict[str, str]:
         mounts = _mounts()
-        return {
-            controller: "/" + str((root / leaf).relative_to(mounts[controller]))
-            for controller, root in self.roots.items()
-        }
+        return {controller: "/" + str(root.relative_to(mounts[controller])) for controller, root in self.roots.items()}
 
     def processes(self, leaf: str = "") -> set[int]:
         """Every process in the leaf and below it."""
@@ -93,6 +106,9 @@ class Tree(ABC):
         """Remove a leaf; False while a process is in it still."""
         gone = True
         for root in self.roots.values():
+            with suppress(OSError):
+                os.rmdir(f"{root}/{leaf}")  # most have nothing below them
+                continue
             for directory, _, _ in os.walk(root / leaf, topdown=False):
                 try:
                     os.rmdir(directory)
@@ -121,6 +137,9 @@ class Version1(Tree):
             yield "cpu.cfs_period_us", str(_PERIOD)
             yield "cpu.cfs_quota_us", str(max(1000, int(limits.cpu * _PERIOD)))
 
+    def _unlimited(self, leaf: str) -> tuple[str, str]:
+        return f"{self.roots['cpu']}/{leaf}/cpu.cfs_quota_us", "-1"
+
     def out_of_memory(self, leaf: str) -> bool:
         return _counter(self.roots["memory"] / leaf / "memory.oom_control", "oom_kill") > 0
 
@@ -140,6 +159,9 @@ class Version2(Tree):
             yield "pids.max", str(limits.pids)
         if limits.cpu is not None:
             yield "cpu.max", f"{max(1000, int(limits.cpu * _PERIOD))} {_PERIOD}"
+
+    def _unlimited(self, leaf: str) -> tuple[str, str]:
+        return f"{self.roots['']}/{leaf}/cpu.max", "max"
 
     def out_of_memory(self, leaf: str) -> bool:
         return _counter(self.roots[""] / leaf / "memory.events", "oom_kill") > 0
@@ -196,12 +218,15 @@ def found(roots: Mapping[str, str]) -> Tree:
     return kind({controller: Path(root) for controller, root in roots.items()})
 
 
-def remove_soon(tree: Tree, leaf: str = "") -> bool:
-    """Remove a leaf whose processes are dying; False when some did not within two seconds."""
+def remove_soon(tree: Tree, leaf: str = "", *, kill: bool = False) -> bool:
+    """Remove a leaf whose processes are dying, or are to be killed; False when some do not go."""
     deadline = time.monotonic() + _PATIENCE
     while not tree.remove(leaf):
         if time.monotonic() > deadline:
             return False
+        for pid in tree.processes(leaf) if kill else ():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.002)
     return True
 
@@ -242,10 +267,13 @@ def _switch_on(directory: Path) -> None:
         _put(directory / "cgroup.subtree_control", " ".join(wanted))
 
 
-def _put(file: Path, value: str) -> None:
+def _put(file: str | Path, value: str) -> None:
     try:
-        with open(file, "w") as opened:
-            opened.write(value)
+        opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            os.write(opened, value.encode())
+        finally:
+            os.close(opened)
     except OSError as exc:
         raise OSError(exc.errno, f"{file} does not take {value!r}: {exc.strerror}") from exc
 

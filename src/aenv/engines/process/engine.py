@@ -34,8 +34,12 @@ _SPAWNER = "from aenv.engines.process.spawner import main; main({}, {!r}, {!r})"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _ANSWER = 10.0
 """Seconds that a sandbox has, over those of a command, to say how it went."""
+_FILE = 60.0
+"""Seconds that a file may take, into a sandbox or out of it."""
 _JOIN = 10.0
 """Seconds in which a spawner that lives must listen."""
+_ABANDON = 2.0
+"""Seconds in which a spawner that nobody wants any more must be gone."""
 _LONGEST = 2**26
 _MEMORY, _STORAGE, _CPU = "2Gi", "5Gi", "1"
 
@@ -91,6 +95,7 @@ class ProcessEngine(Engine):
         self._name = state
         self._connection: _Connection | None = None
         self._opening = asyncio.Lock()
+        self._told: set[str] = set()
 
     async def create(self, id: str, spec: SandboxSpec) -> Sandbox:
         if not _ID.fullmatch(id):
@@ -98,10 +103,18 @@ class ProcessEngine(Engine):
         request = await _request(spec, self.isolation)
         connection = await self._open()
         try:
-            return _sandbox(await connection.ask("create", id=id, spec=request))
+            found = await connection.ask("create", id=id, spec=request)
+            self._tell(str(spec.env), found.pop("notes"))
+            return _sandbox(found)
         except asyncio.CancelledError:
             await finish(self.delete(id))
             raise
+
+    def _tell(self, env: str, notes: Sequence[str]) -> None:
+        """Say once why an environment is imported anew in each of its sandboxes."""
+        if notes and env not in self._told:
+            self._told.add(env)
+            log.info("%s is imported in each sandbox, which then starts later: %s", env, "; ".join(notes))
 
     async def get(self, id: str) -> Sandbox:
         return _sandbox(await (await self._open()).ask("get", id=id))
@@ -127,12 +140,10 @@ class ProcessEngine(Engine):
 
     async def exec(self, id: str, command: Sequence[str], *, timeout: float = 60.0) -> ExecResult:
         body = to_json({"command": list(command), "timeout": timeout})
+        headers = b"Content-Type: application/json\r\n"
+        response = await self._inside(id, "POST", "/exec", headers, body, timeout=timeout + _ANSWER)
         try:
-            async with asyncio.timeout(timeout + _ANSWER):
-                response = await self._inside(id, "POST", "/exec", b"Content-Type: application/json\r\n", body)
             return msgspec.json.decode(response.body, type=_Executed).data
-        except TimeoutError:
-            raise CallTimeout(f"{id} did not answer within {timeout + _ANSWER:g} s") from None
         except msgspec.DecodeError as exc:
             raise SandboxLost(f"{id} answered with nonsense: {exc}") from exc
 
@@ -147,11 +158,17 @@ class ProcessEngine(Engine):
             raise Conflict(f"{path} is a directory", hint="download its files one by one")
         return response.body
 
-    async def _inside(self, id: str, method: str, path: str, headers: bytes = b"", body: bytes = b"") -> http.Response:
+    async def _inside(
+        self, id: str, method: str, path: str, headers: bytes = b"", body: bytes = b"", *, timeout: float = _FILE
+    ) -> http.Response:
         """Ask the runtime in a sandbox: paths are then resolved in there, and nothing out here follows a link."""
         door = await (await self._open()).ask("door", id=id)
         headers += f"Authorization: Bearer {door['key']}\r\n".encode()
-        response = await http.request(method, door["url"], path, headers=headers, body=body, retries=0)
+        try:
+            async with asyncio.timeout(timeout):
+                response = await http.request(method, door["url"], path, headers=headers, body=body, retries=0)
+        except TimeoutError:
+            raise CallTimeout(f"{id} did not answer within {timeout:g} s") from None
         if response.status != 200:
             try:
                 wire = msgspec.json.decode(response.body, type=dict[str, Any])
@@ -172,7 +189,7 @@ class ProcessEngine(Engine):
 
     async def end(self) -> None:
         """End every sandbox of this engine, also those that would live on."""
-        if self._name and self._connection is None and state.alive(self._name) is None:
+        if self._connection is None and (not self._name or state.alive(self._name) is None):
             return
         connection = await self._open()
         self._connection = None
@@ -181,6 +198,8 @@ class ProcessEngine(Engine):
     async def _open(self) -> _Connection:
         async with self._opening:
             if self._connection is None or not self._connection.alive:
+                if self._connection is not None:
+                    await self._connection.bury()
                 self._connection = await _Connection.open(self.isolation, self._name)
             return self._connection
 
@@ -252,7 +271,7 @@ class _Connection:
         try:
             hello = await made.ask("hello")
         except BaseException:
-            await finish(made.close(leave=False))
+            await finish(made.abandon(process))
             raise
         lacks = hello["powers"]["lacks"]
         if lacks and isolation == "auto":
@@ -296,6 +315,22 @@ class _Connection:
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(error)
+
+    async def bury(self) -> None:
+        """Wait until a spawner that is gone has let go of its lock, too."""
+        if self._process is not None and self._made_in == os.getpid():
+            await asyncio.to_thread(self._process.wait)
+
+    async def abandon(self, process: subprocess.Popen[bytes]) -> None:
+        """Let go of a spawner that has not said hello: it ends by itself, or is stuck."""
+        self._writer.close()
+        try:
+            await asyncio.to_thread(process.wait, _ABANDON)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+        self._reading.cancel()
+        await asyncio.wait((self._reading,))
 
     async def close(self, *, leave: bool) -> None:
         """Let go. A spawner that is not to be left ends everything, and itself; back when it has."""

@@ -76,7 +76,12 @@ def main(control: int, lifeline: int, *tasks: int) -> None:
 
 def receive(sock: socket.socket) -> Any:
     """One message: its length in four bytes, then JSON."""
-    return json.loads(_exactly(sock, struct.unpack("I", _exactly(sock, 4))[0]))
+    return json.loads(receive_bytes(sock))
+
+
+def receive_bytes(sock: socket.socket) -> bytes:
+    """The same, as it came."""
+    return _exactly(sock, struct.unpack("I", _exactly(sock, 4))[0])
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:
@@ -213,42 +218,26 @@ def _bind(root: str, source: str, target: str, flags: int = RDONLY | NOSUID | NO
     restrict(where, flags)
 
 
-def rehearse(directory: str, *, privileged: bool, overlay: bool) -> None:
-    """Everything up to a first mount of an instance, for whoever wants to know whether it is possible."""
+def rehearse(directory: str, act: Callable[[], None], *, privileged: bool) -> None:
+    """Everything up to an instance, for whoever wants to know whether it is possible. ``act`` plays the instance."""
     root, project = f"{directory}/root", f"{directory}/project"
     os.makedirs(root)
     os.makedirs(project)
     os.chmod(directory, 0o755)  # noqa: S103
     outer(privileged, network=True)
 
-    def act() -> None:
+    def fork() -> None:
         pid = os.fork()
         if pid == 0:
-            try:
-                mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC)
-                kernel.unshare(kernel.NEWNS)
-                mount("tmpfs", "/stage", "tmpfs", NOSUID | NODEV, "size=1m,mode=755")
-                if overlay:
-                    mount_overlay()
-            except OSError as exc:
-                os.write(2, f"{exc.strerror or exc}\n".encode())
-                os._exit(1)
+            act()
             os._exit(0)
         _, status = os.waitpid(pid, 0)
         os._exit(os.waitstatus_to_exitcode(status) != 0)
 
-    child = _inner(privileged, os.getuid() or 100_000, lambda: build_root(root, {}, project, network=False), act)
+    child = _inner(privileged, os.getuid() or 100_000, lambda: build_root(root, {}, project, network=False), fork)
     ended = os.waitid(os.P_PIDFD, child, os.WEXITED)
     if ended is None or ended.si_status != 0:
         os._exit(1)
-
-
-def mount_overlay() -> None:
-    """The project as this instance changes it: what it writes goes to the stage."""
-    for name in ("upper", "work"):
-        os.makedirs(f"/stage/{name}", exist_ok=True)
-    options = "lowerdir=/project,upperdir=/stage/upper,workdir=/stage/work,userxattr"
-    mount("overlay", "/project", "overlay", NOSUID | NODEV, options)
 
 
 def _write(file: str, text: str) -> None:

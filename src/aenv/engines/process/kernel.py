@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
 import os
 import platform
@@ -11,6 +10,8 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30
 NEWCGROUP, NEWTIME = 1 << 25, 1 << 7
@@ -19,19 +20,25 @@ CLONE_PARENT = 1 << 15
 RDONLY, NOSUID, NODEV, NOEXEC = 1, 2, 4, 8
 BIND, RECURSIVE, PRIVATE = 4096, 16384, 1 << 18
 
-_DETACH = 2
-_PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 4, 24, 36, 38
-_CAPABILITY_VERSION_3 = 0x20080522
+DETACH = 2
+PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 24, 36, 38
+CAPABILITIES = struct.pack("Ii", 0x20080522, 0)
+"""The head of a call that sets this process's own, in their third version."""
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _NUMBERS = {
-    "x86_64": {"mount_setattr": 442, "pivot_root": 155},
-    "aarch64": {"mount_setattr": 442, "pivot_root": 41},
+    "x86_64": {"close_range": 436, "mount_setattr": 442, "pivot_root": 155},
+    "aarch64": {"close_range": 436, "mount_setattr": 442, "pivot_root": 41},
 }
 MACHINE = platform.machine()
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _python = ctypes.PyDLL(None, use_errno=True)
 """The same, with the interpreter's lock held during a call."""
+# Looked up once: a fork that did it would read every library's table of symbols. Not every system has all of them.
+_close, _clone, _ioctl, _setns, _sigaction, _socket = (
+    cast("Callable[..., int]", getattr(_libc, name, None))
+    for name in ("close", "clone", "ioctl", "setns", "sigaction", "socket")
+)
 
 
 def _checked(result: int, what: str) -> None:
@@ -44,12 +51,40 @@ def _syscall(name: str, *arguments: object) -> None:
     _checked(_libc.syscall(ctypes.c_long(_NUMBERS[MACHINE][name]), *arguments), name)
 
 
+Step = tuple[Callable[..., int], tuple[Any, ...]]
+"""A call that is made later. It returns less than 0 when it fails."""
+
+
+def step(name: str, *arguments: Any) -> Step:
+    """A call of the C library, looked up now."""
+    return getattr(_libc, name), arguments
+
+
+def system_call(name: str, *arguments: Any) -> Step:
+    """One that not every C library has a function for."""
+    return _libc.syscall, (ctypes.c_long(_NUMBERS[MACHINE][name]), *arguments)
+
+
+def take(steps: Iterable[Step]) -> None:
+    """Make those calls, in this order; ``OSError`` at the first that fails."""
+    for call, arguments in steps:
+        if call(*arguments) < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"{call.__name__}: {os.strerror(number)}")
+
+
+def rehearse() -> None:
+    """Go through calls that do nothing, so that going through a list is nothing new to a fork."""
+    for _ in range(10):
+        take([step("getpid")] * 4)
+
+
 def unshare(flags: int) -> None:
     _checked(_libc.unshare(flags), "unshare")
 
 
 def setns(descriptor: int, kind: int) -> None:
-    _checked(_libc.setns(descriptor, kind), "setns")
+    _checked(_setns(descriptor, kind), "setns")
 
 
 def prctl(option: int, value: int = 0) -> None:
@@ -59,16 +94,16 @@ def prctl(option: int, value: int = 0) -> None:
 
 def become_subreaper() -> None:
     """Orphans below this process become its children."""
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def no_new_privileges() -> None:
-    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
 def not_dumpable() -> None:
     """Nobody with fewer rights may look into this process."""
-    prctl(_PR_SET_DUMPABLE, 0)
+    prctl(PR_SET_DUMPABLE, 0)
 
 
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
@@ -78,7 +113,7 @@ def mount(source: str, target: str, kind: str | None = None, flags: int = 0, dat
 
 
 def unmount(target: str) -> None:
-    _checked(_libc.umount2(os.fsencode(target), _DETACH), f"unmount {target}")
+    _checked(_libc.umount2(os.fsencode(target), DETACH), f"unmount {target}")
 
 
 def restrict(target: str, flags: int) -> None:
@@ -96,19 +131,6 @@ def last_capability() -> int:
         return int(file.read())
 
 
-def bound_capabilities(last: int) -> None:
-    """Nothing that this process executes may have a capability."""
-    drop = _libc.prctl
-    for capability in range(last + 1):
-        _checked(drop(_PR_CAPBSET_DROP, capability, 0, 0, 0), "prctl")
-
-
-def clear_capabilities() -> None:
-    """Give up those that this process has."""
-    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
-    _checked(_libc.capset(header, bytes(24)), "capset")
-
-
 def fork() -> int:
     """Fork without what Python does around it, which touches hundreds of pages that the child would have to copy.
 
@@ -119,6 +141,11 @@ def fork() -> int:
     return pid
 
 
+_SIGCHLD = int(signal.SIGCHLD)
+_IGNORE = struct.pack("Q144x", 1)
+"""A ``struct sigaction`` of the C library."""
+
+
 class Inits:
     """First processes for new process namespaces, which do nothing but let the kernel reap for them.
 
@@ -126,46 +153,59 @@ class Inits:
     SIGCHLD, and the kernel then reaps the orphans of its namespace. It dies by SIGKILL, and its namespace with it.
     """
 
-    _VM = 0x100
     _STACK = 16 * 1024
+    _FLAGS = 0x100 | 0x400 | NEWPID | _SIGCHLD
+    """It shares the memory and the descriptors, of which it keeps none open, and its end is told to its maker."""
 
     def __init__(self) -> None:
         self._stack = mmap.mmap(-1, self._STACK)
         # All of them may stand on one stack: pause writes nothing but the same return address.
-        self._top = ctypes.addressof(ctypes.c_char.from_buffer(self._stack)) + self._STACK - 64
+        self._top = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self._stack)) + self._STACK - 64)
+        self._before = ctypes.create_string_buffer(len(_IGNORE))
         self._pause = ctypes.cast(_libc.pause, ctypes.c_void_p)
 
     def make(self) -> int:
         """The process id of a new one, in a new process namespace."""
-        before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        try:
-            flags = self._VM | NEWPID | signal.SIGCHLD
-            pid: int = _libc.clone(self._pause, ctypes.c_void_p(self._top), flags, None)
-        finally:
-            signal.signal(signal.SIGCHLD, before)
+        _sigaction(_SIGCHLD, _IGNORE, self._before)
+        pid = _clone(self._pause, self._top, self._FLAGS, None)
+        _sigaction(_SIGCHLD, self._before, None)
         _checked(pid, "clone")
         return pid
 
 
-def loopback_up() -> None:
-    """Bring the loopback interface of this network namespace up."""
-    set_flags, up_and_running = 0x8914, 1 | 64
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        fcntl.ioctl(probe, set_flags, struct.pack("16sh14x", b"lo", up_and_running))
-
-
-def set_hostname(name: str) -> None:
-    socket.sethostname(name[:63])
-
-
 def load_filter(program: bytes) -> None:
     """Load a seccomp filter: classic BPF, eight bytes an instruction."""
+    take([filter_step(program)])
+
+
+def filter_step(program: bytes) -> Step:
+    """The call that loads a seccomp filter."""
     set_seccomp, filter_mode = 22, 2
     code = ctypes.create_string_buffer(program, len(program))
+    _kept.append(code)
     header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
-    holder = ctypes.create_string_buffer(header, len(header))
-    arguments = (ctypes.c_ulong(value) for value in (filter_mode, ctypes.addressof(holder), 0, 0))
-    _checked(_libc.prctl(set_seccomp, *arguments), "seccomp")
+    return step("prctl", set_seccomp, filter_mode, header, 0, 0)
+
+
+_kept: list[object] = []
+"""What a call that is made later points at."""
+
+
+_INTERNET, _DATAGRAMS = int(socket.AF_INET), int(socket.SOCK_DGRAM)
+_SET_FLAGS, _LO = 0x8914, struct.pack("16sh14x", b"lo", 1 | 64)
+
+
+def loopback() -> int:
+    """Bring the loopback interface of this network namespace up."""
+    probe = _socket(_INTERNET, _DATAGRAMS, 0)
+    result = _ioctl(probe, _SET_FLAGS, _LO)
+    _close(probe)
+    return result
+
+
+def loopback_up() -> None:
+    """The same, or ``OSError``."""
+    take([(loopback, ())])
 
 
 def effective_capabilities() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -18,8 +19,10 @@ _Place = tuple[Key, bool]
 class Nursery:
     """The zygotes of one spawner."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, retired: Callable[[Zygote], None]) -> None:
+        """``retired`` is told of each zygote that forks no more."""
         self._site = site
+        self._retired = retired
         self._numbers = 0
         self._zygotes: dict[_Place, asyncio.Task[Zygote]] = {}
         self._bare: dict[Key, list[str]] = {}
@@ -34,13 +37,17 @@ class Nursery:
         preload = spec["preload"]
         if preload == "auto" and site.isolation == "strict":
             preload = False  # a hostile import would reach every later fork of its zygote
-        if preload is False or key in self._bare:
+        if preload is False:
             return await self._shared(key, False, spec)
         try:
-            zygote = await self._shared(key, preload, spec)
+            zygote = await self._shared(key, preload, spec) if key not in self._bare else None
         except NotPreloadable as exc:
             self._bare[key] = exc.reasons
-            return await self._shared(key, False, spec)
+            zygote = None
+        if zygote is None:
+            zygote = await self._shared(key, False, spec)
+            zygote.reasons = self._bare[key]
+            return zygote
         if preload == "auto" and zygote.comes_too_late(site.variables(spec) | spec["environment_variables"]):
             return await self._shared(key, False, spec)
         return zygote
@@ -56,7 +63,7 @@ class Nursery:
     async def _shared(self, key: Key, preload: bool | str, spec: dict[str, Any]) -> Zygote:
         place = (key, bool(preload))
         starting = self._zygotes.get(place)
-        if starting is None or _failed(starting):  # it may have failed when nobody waited for it any more
+        if starting is None or _over(starting):  # it may have failed when nobody waited for it any more
             starting = self._zygotes[place] = asyncio.create_task(self._start(place, preload, spec))
         try:
             zygote = await asyncio.shield(starting)
@@ -87,12 +94,20 @@ class Nursery:
                 break
             await asyncio.wait((ended,), timeout=IDLE - unused)
         current = self._zygotes.get(place)
-        if current is not None and current.done() and not _failed(current) and current.result() is zygote:
+        if current is not None and current.done() and _made(current) is zygote:
             del self._zygotes[place]
+        self._retired(zygote)
         ended.cancel()
         await asyncio.wait((ended,))
         await zygote.close()
 
 
-def _failed(starting: asyncio.Task[Zygote]) -> bool:
-    return starting.done() and (starting.cancelled() or starting.exception() is not None)
+def _made(starting: asyncio.Task[Zygote]) -> Zygote | None:
+    return None if starting.cancelled() or starting.exception() is not None else starting.result()
+
+
+def _over(starting: asyncio.Task[Zygote]) -> bool:
+    if not starting.done():
+        return False
+    zygote = _made(starting)
+    return zygote is None or zygote.dead

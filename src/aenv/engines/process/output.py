@@ -8,8 +8,8 @@ import os
 KEPT = 256 * 1024
 """Bytes of the newest output that are kept."""
 _PIECE = 64 * 1024
-_PAUSE = 0.05
-"""Seconds that a flood has to wait after each piece, so that it costs its sandbox and nobody else."""
+_PAUSE, _BREATH = 0.05, 0.01
+"""Seconds that a flood has to wait after a full piece, and after any, so that it costs its sandbox and nobody else."""
 
 
 class Printed:
@@ -29,9 +29,9 @@ class Printed:
         data = self._some()
         if data == b"":
             self.close()
-        elif data is not None and len(data) == _PIECE:
+        elif data is not None:
             self._loop.remove_reader(self._descriptor)
-            self._paused = self._loop.call_later(_PAUSE, self._resume)
+            self._paused = self._loop.call_later(_PAUSE if len(data) == _PIECE else _BREATH, self._resume)
 
     def _some(self) -> bytes | None:
         """The next piece, kept; empty at the end, None when there is nothing now."""

@@ -4,45 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import secrets
-import shutil
-import signal
 import socket
 import time
 from collections import OrderedDict
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from aenv.engines.process import state
-from aenv.engines.process.attest import attest, first_of
-from aenv.engines.process.cgroups import Limits
+from aenv.cleanup import finish
+from aenv.engines.process.cells import Cell, Cells, Shape
 from aenv.engines.process.egress import Egress
 from aenv.engines.process.jail import SPAN
 from aenv.engines.process.nursery import Nursery
-from aenv.engines.process.output import Printed
 from aenv.engines.process.site import Site
-from aenv.engines.process.wire import Channel, close_all, failure, until, words
-from aenv.engines.process.zygotes import Zygote
+from aenv.engines.process.wire import discard, failure, words
 from aenv.errors import AEnvError, Conflict, NotFound, SandboxLost, StartFailed
 
-STOP = 2.0
-"""Seconds between being asked to end and being killed."""
-REAP = 10.0
-"""Seconds in which a zygote must reap, on however busy a machine: all its instances go with one that does not."""
-WORDS = 1.0
-"""Seconds in which the exit code of a process that is gone must come."""
-SEAL = 20.0
-"""Seconds a fork may take to seal itself."""
-_FIRST_USER = 1000
-_MOST = SPAN - _FIRST_USER - 1
-"""Sandboxes at a time. The last user of the span is the proxy's."""
+_CLEARING = 1.0
+"""Seconds for which a failed start is cleared up before its caller is told; it goes on after that."""
+_NEWS = 1.0
+"""Seconds between two things that a sandbox says of itself."""
 _KEPT = 1000
 """Ended sandboxes that are remembered with their reason."""
-_NAMESPACES = ("pid", "mnt", "ipc", "uts")
-_PROCESSES = 512
-"""Most processes and threads of an instance."""
 
 
 class Live:
@@ -55,24 +38,12 @@ class Live:
         self.reason = ""
         self.created_at = time.time()
         self.expires_at = self.created_at + spec["ttl"] if spec["ttl"] is not None else None
-        self.slot = -1
-        self.path: Path | None = None
-        self.zygote: Zygote | None = None
-        self.channel: Channel | None = None
-        self.printed: Printed | None = None
-        self.number = 0
-        self.pid = 0
-        self.pidfd: int | None = None
-        """The runtime's process."""
-        self.first: int | None = None
-        """The first process of its namespace, whose end ends all others in it."""
+        self.cell: Cell | None = None
+        """The process that it is."""
         self.boot = ""
         self.key = secrets.token_urlsafe(32)
         """The token that the engine itself comes with."""
         self.teardown = False
-        self.grouped = False
-        self.outlet: socket.socket | None = None
-        """Where it asks to be let out, when an allow-list says where to."""
         self.timer: asyncio.TimerHandle | None = None
         self.starting: asyncio.Task[None] | None = None
         self.deleted = False
@@ -80,17 +51,11 @@ class Live:
         """Whether its start has failed, and is about to end it."""
         self.watching: asyncio.Task[None] | None = None
         self.ending: asyncio.Task[None] | None = None
-        self.exit: asyncio.Future[int] | None = None
-
-    @property
-    def leaf(self) -> str:
-        """The name of its control groups."""
-        return f"i{self.slot}"
 
     def described(self) -> dict[str, Any]:
         return {
             "id": self.id,
-            "url": f"unix:{self.path}" if self.path and self.state == "Running" else "",
+            "url": self.cell.url if self.cell is not None and self.state == "Running" else "",
             "boot": self.boot,
             "state": self.state,
             "reason": self.reason,
@@ -107,15 +72,14 @@ class Sandboxes:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._nursery = Nursery(site)
+        self._cells = Cells(site)
+        self._nursery = Nursery(site, self._cells.drop)
         self._live: dict[str, Live] = {}
         self._ended: OrderedDict[str, Live] = OrderedDict()
-        self._slots = list(range(_MOST - 1, -1, -1))
-        """Numbers of users and control groups that are free."""
-        self._numbers = 0
         self._egress: Egress | None = None
         self._opening_egress = asyncio.Lock()
         self._minding: asyncio.Task[None] | None = None
+        self._closing = False
 
     # The verbs, as the engine asks for them
 
@@ -123,10 +87,10 @@ class Sandboxes:
         return {"isolation": self._site.isolation, "powers": self._site.powers._asdict()}
 
     async def create(self, id: str, spec: dict[str, Any]) -> dict[str, Any]:
-        live = self._live.get(id)
-        if live is not None and live.ending is not None:
+        while (live := self._live.get(id)) is not None and live.ending is not None:
             await asyncio.wait((live.ending,))
-            live = None
+        if self._closing:
+            raise SandboxLost("the engine ends")
         if live is None:
             if id in self._ended:
                 raise Conflict(f"{id} has ended: {self._ended[id].reason}", hint="use another id")
@@ -134,7 +98,8 @@ class Sandboxes:
             live.starting = asyncio.create_task(self._start(live))
         assert live.starting is not None
         await asyncio.shield(live.starting)
-        return live.described()
+        zygote = live.cell.zygote if live.cell is not None else None
+        return live.described() | {"notes": zygote.reasons if zygote is not None and not zygote.preloaded else []}
 
     async def get(self, id: str) -> dict[str, Any]:
         return self._find(id).described()
@@ -159,18 +124,21 @@ class Sandboxes:
     async def door(self, id: str) -> dict[str, Any]:
         """Where a sandbox is, and the token that opens it to the engine."""
         live = self._running(id)
-        return {"url": f"unix:{live.path}", "key": live.key}
+        assert live.cell is not None
+        return {"url": live.cell.url, "key": live.key}
 
     async def output(self, id: str, start: int) -> dict[str, Any]:
         live = self._find(id)
-        begin, data = live.printed.since(start) if live.printed else (start, b"")
+        begin, data = live.cell.printed.since(start) if live.cell is not None else (start, b"")
         return {"start": begin, "data": data.decode("latin-1")}
 
     async def close(self) -> None:
         """End everything."""
+        self._closing = True
         endings = [self._end(live, "Terminated", "the engine ended") for live in list(self._live.values())]
         if endings:
             await asyncio.wait(endings)
+        await self._cells.close()
         await self._nursery.close()
         if self._minding is not None:
             self._minding.cancel()
@@ -198,9 +166,10 @@ class Sandboxes:
             async with asyncio.timeout(patience):
                 await self._bring_up(live)
         except TimeoutError:
-            await self._fail(live, f"it was not ready within {patience:g} s{_last_words(live)}")
-        except SandboxLost:
-            await self._fail(live, await self._why(live))
+            words = live.cell.last_words if live.cell is not None else ""
+            await self._fail(live, f"it was not ready within {patience:g} s{words}")
+        except SandboxLost as exc:
+            await self._fail(live, exc.message)
         except AEnvError as exc:
             await self._fail(live, exc.message, exc)
         except OSError as exc:
@@ -210,25 +179,19 @@ class Sandboxes:
 
     async def _fail(self, live: Live, reason: str, error: AEnvError | None = None) -> None:
         live.failing = True
-        await asyncio.shield(self._end(live, "Failed", reason))
+        await asyncio.wait((self._end(live, "Failed", reason),), timeout=_CLEARING)
         raise error or StartFailed(f"{live.id} did not start: {reason}")
 
     async def _bring_up(self, live: Live) -> None:
-        zygote = await self._nursery.zygote(live.spec)
-        zygote.instances += 1
-        live.zygote = zygote
-        if not self._slots:
-            raise StartFailed(f"this engine has {_MOST} sandboxes, which is its most")
-        live.slot = self._slots.pop()
-        self._numbers += 1
-        live.number = self._numbers
-        live.path = self._site.directory / "i" / f"{live.number}.sock"
-        await self._fork(live, zygote)
-        await self._sealed(live)
-        assert live.channel is not None
-        await live.channel.send(self._secrets(live))
-        facts, descriptors = await live.channel.receive()
-        close_all(descriptors)
+        cell = await self._cell(live)
+        if cell.outlet is not None:
+            await self._admit(live, cell.outlet)
+        try:
+            await cell.channel.send(self._secrets(live))
+            facts, descriptors = await cell.channel.receive()
+        except SandboxLost:
+            raise SandboxLost(await self._cells.why(cell)) from None
+        discard(descriptors)
         if not isinstance(facts, dict):
             raise SandboxLost("it sent nonsense")
         if failed := facts.get("failed"):
@@ -237,108 +200,49 @@ class Sandboxes:
         if not live.boot.isalnum():
             raise SandboxLost("it sent nonsense")
         live.state = "Running"
-        live.watching = asyncio.create_task(self._watch(live))
+        live.watching = asyncio.create_task(self._watch(live, cell))
         self._arm(live)
+        self._cells.stock(cell.zygote, cell.shape)
 
-    async def _fork(self, live: Live, zygote: Zygote) -> None:
-        """Make everything that the child is given, and have it forked."""
-        assert live.path is not None
-        groups = self._site.groups
-        listener = socket.socket(socket.AF_UNIX)
-        mine, theirs = socket.socketpair()
-        live.channel = Channel(mine)
-        live.channel.ask_who()
-        printed_read, printed_write = os.pipe()
-        live.printed = Printed(printed_read)
-        tasks: list[int] = []
-        try:
-            listener.bind(str(live.path))
-            listener.listen(256)
-            if groups is not None:
-                live.grouped = True
-                groups.add(live.leaf, _limits(live.spec))
-                tasks = groups.open(live.leaf)
-            given = [listener.fileno(), theirs.fileno(), printed_write, *tasks]
-            live.exit = await zygote.fork(live.number, self._order(live, zygote), given)
-        finally:
-            listener.close()
-            theirs.close()
-            close_all((printed_write, *tasks))
+    async def _cell(self, live: Live) -> Cell:
+        """A sealed process for it, from its zygote; from another one when that turns out to be dead."""
+        shape = Shape.of(live.spec, self._site.network(live.spec))
+        again = True
+        while True:
+            zygote = await self._nursery.zygote(live.spec)
+            live.cell = cell = self._cells.take(zygote, shape)
+            try:
+                await self._cells.seal(cell)
+                return cell
+            except SandboxLost:
+                if not (again and await zygote.died()):
+                    raise SandboxLost(await self._cells.why(cell)) from None
+            again = False
+            live.cell = None
+            await finish(self._cells.end(cell))
 
-    def _order(self, live: Live, zygote: Zygote) -> dict[str, Any]:
-        """What a fork needs to know in order to seal itself. No secrets: it is not sealed yet."""
-        site = self._site
-        assert live.path is not None
-        return {
-            "id": live.id,
-            "seccomp": site.powers.seccomp,
-            "overlay": site.powers.overlay,
-            "network": site.network(live.spec),
-            "user": _FIRST_USER + live.slot if site.powers.privileged else 0,
-            "storage": live.spec["storage"],
-            "memory": live.spec["memory"] if site.groups is None and site.isolation != "none" else None,
-            "project": zygote.project,
-            "directory": str(live.path.with_suffix("")),
-        }
-
-    async def _sealed(self, live: Live) -> None:
-        """Wait until a fork says that it is sealed, and look whether it is."""
-        assert live.channel is not None
-        assert live.path is not None
-        message, descriptors = await asyncio.wait_for(live.channel.receive(), SEAL)
-        live.pid = live.channel.pid or 0
-        live.pidfd = live.channel.take_pidfd()
-        try:
-            if not (isinstance(message, dict) and message.get("sealed")):
-                raise SandboxLost("it ended before it was sealed")
-            if self._site.powers.namespaces:
-                self._attest(live, descriptors)
-            else:
-                live.path.with_suffix(".pid").write_text(f"{live.pid} {state.start_time(live.pid)}")
-            if self._site.network(live.spec) == "proxy":
-                await self._admit(live, descriptors)
-        finally:
-            close_all(descriptors)
-
-    def _attest(self, live: Live, descriptors: list[int]) -> None:
-        if not descriptors or not first_of(descriptors[0], live.pid):
-            raise StartFailed("the instance is not sealed: it is not the second process of a namespace")
-        live.first = descriptors.pop(0)
-        site = self._site
-        attest(
-            live.pid,
-            user=site.users + _FIRST_USER + live.slot if site.powers.privileged else os.getuid(),
-            group=site.users + _FIRST_USER + live.slot if site.powers.privileged else os.getgid(),
-            namespaces=_NAMESPACES if site.network(live.spec) == "full" else (*_NAMESPACES, "net"),
-            apart_from=live.zygote.pid if live.zygote is not None else 0,
-            filters=2 if site.powers.seccomp else 0,
-            groups=site.groups.paths(live.leaf) if site.groups is not None else {},
-        )
-
-    async def _admit(self, live: Live, descriptors: list[int]) -> None:
+    async def _admit(self, live: Live, outlet: socket.socket) -> None:
         """Hand the instance's only way out to the proxy."""
-        if len(descriptors) != 1:
-            raise SandboxLost("it sent no listener for its proxy")
-        live.outlet = socket.socket(fileno=descriptors.pop())
         async with self._opening_egress:
             if self._egress is None or self._egress.died:
-                await self._open_egress()
-            else:
-                await self._egress.add(live.id, live.outlet, live.spec["network"]["allow"])
+                self._egress = await self._open_egress(but=live)
+            await self._egress.add(live.id, outlet, live.spec["network"]["allow"])
 
-    async def _open_egress(self) -> None:
-        """Start the proxy, for all that have none: a first sandbox, or those whose proxy died."""
-        self._egress = await Egress.start(self._site.users + SPAN - 1 if self._site.powers.privileged else None)
-        self._minding = asyncio.create_task(self._mind_egress(self._egress))
+    async def _open_egress(self, but: Live | None = None) -> Egress:
+        """Start the proxy, also for those whose proxy died."""
+        egress = await Egress.start(self._site.users + SPAN - 1 if self._site.powers.privileged else None)
+        self._minding = asyncio.create_task(self._mind_egress(egress))
         for live in list(self._live.values()):
-            if live.outlet is not None:
-                await self._egress.add(live.id, live.outlet, live.spec["network"]["allow"])
+            if live is not but and live.cell is not None and live.cell.outlet is not None and live.ending is None:
+                with suppress(AEnvError):  # it may be about to end
+                    await egress.add(live.id, live.cell.outlet, live.spec["network"]["allow"])
+        return egress
 
     async def _mind_egress(self, egress: Egress) -> None:
         await egress.wait()
         async with self._opening_egress:
-            if self._egress is egress and any(live.outlet for live in self._live.values()):
-                await self._open_egress()
+            if self._egress is egress and any(live.cell and live.cell.outlet for live in self._live.values()):
+                self._egress = await self._open_egress()
 
     def _secrets(self, live: Live) -> dict[str, Any]:
         """What only a sealed instance is told."""
@@ -366,35 +270,24 @@ class Sandboxes:
             loop = asyncio.get_running_loop()
             live.timer = loop.call_later(live.expires_at - time.time(), self._end, live, "Terminated", reason)
 
-    async def _watch(self, live: Live) -> None:
-        """Notice the end of a sandbox that nobody asked to end."""
-        assert live.channel is not None
-        try:
-            _, descriptors = await live.channel.receive()
-        except SandboxLost:
-            reason = await self._why(live)
-        else:
-            close_all(descriptors)
-            reason = "it spoke to the engine unasked, which only hostile code does"
-        ended_well = live.exit is not None and live.exit.done() and live.exit.result() == 0
+    async def _watch(self, live: Live, cell: Cell) -> None:
+        """Notice the end of a sandbox that nobody asked to end, and hear how it is until then."""
+        reason = ""
+        while not reason:
+            try:
+                message, descriptors = await cell.channel.receive()
+            except SandboxLost:
+                reason = await self._cells.why(cell)
+                break
+            discard(descriptors)
+            unhealthy = message.get("unhealthy") if isinstance(message, dict) else None
+            if isinstance(unhealthy, str):
+                live.reason = f"unhealthy: {words(unhealthy, 1024)}" if unhealthy else ""
+                await asyncio.sleep(_NEWS)  # who says too much is heard less
+            else:
+                reason = "it spoke to the engine unasked, which only hostile code does"
+        ended_well = cell.exit is not None and cell.exit.done() and cell.exit.result() == 0
         self._end(live, "Terminated" if ended_well else "Failed", reason)
-
-    async def _why(self, live: Live) -> str:
-        """Why a sandbox ended by itself, in words."""
-        if live.exit is not None:
-            await asyncio.wait((live.exit,), timeout=WORDS)
-        groups = self._site.groups
-        if groups is not None and live.grouped and groups.out_of_memory(live.leaf):
-            return f"out of memory: it may use {live.spec['memory'] / 1024**2:.0f} MiB{_last_words(live)}"
-        if live.zygote is not None and live.zygote.dead:
-            return f"the process it came from ended, and it with it\n{live.zygote.printed.last()}".rstrip()
-        if live.exit is None or not live.exit.done():
-            how = "it was killed"
-        elif (code := live.exit.result()) < 0:
-            how = f"it was ended by {_signal(-code)}"
-        else:
-            how = f"it ended with exit code {code}"
-        return how + _last_words(live)
 
     def _end(self, live: Live, over: str, reason: str) -> asyncio.Task[None]:
         """End a sandbox, whatever it is doing. Once, however many ask; who asks first says why."""
@@ -412,82 +305,13 @@ class Sandboxes:
             live.timer.cancel()
         if live.watching is not None:
             live.watching.cancel()
-        await self._kill(live)
-        if live.outlet is not None:
-            live.outlet.close()
-            live.outlet = None
-            if self._egress is not None:
+        if (cell := live.cell) is not None:
+            await self._cells.end(cell, ask=live.teardown)
+            if cell.outlet is not None and self._egress is not None:
                 with suppress(AEnvError, OSError):
                     await self._egress.remove(live.id)
-        if live.channel is not None:
-            live.channel.close()
-        if live.printed is not None:
-            live.printed.close()
-        if live.path is not None:
-            live.path.unlink(missing_ok=True)
-            if not self._site.powers.namespaces:
-                live.path.with_suffix(".pid").unlink(missing_ok=True)
-                await asyncio.to_thread(shutil.rmtree, live.path.with_suffix(""), ignore_errors=True)
-        await self._ungroup(live)
-        if live.slot >= 0:
-            self._slots.append(live.slot)
-        if live.zygote is not None:
-            live.zygote.forget(live.number)
-            live.zygote.instances -= 1
         del self._live[live.id]
         if not live.deleted:
             self._ended[live.id] = live
         while len(self._ended) > _KEPT:
             self._ended.popitem(last=False)
-
-    async def _kill(self, live: Live) -> None:
-        """Ask when there is something to tear down, then kill; back when all its processes are gone."""
-        if live.teardown and live.pidfd is not None and live.channel is not None:
-            with suppress(OSError, TimeoutError):
-                live.channel.sock.shutdown(socket.SHUT_WR)
-                await asyncio.wait_for(until(live.pidfd), STOP)
-        if not self._site.powers.namespaces and live.pid:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(live.pid, signal.SIGKILL)
-        handles = [pidfd for pidfd in (live.first, live.pidfd) if pidfd is not None]
-        live.first = live.pidfd = None
-        for pidfd in handles:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        for pidfd in handles:
-            try:
-                await asyncio.wait_for(until(pidfd), REAP)
-            except TimeoutError:
-                # A namespace ends when its dead are reaped, which is for the zygote to do. One that does not is ended.
-                if live.zygote is not None:
-                    await live.zygote.close()
-            os.close(pidfd)
-
-    async def _ungroup(self, live: Live) -> None:
-        """Remove its control groups, and first whatever is in them still."""
-        groups = self._site.groups
-        if groups is None or not live.grouped:
-            return
-        for _ in range(int(STOP / 0.002)):
-            if groups.remove(live.leaf):
-                return
-            for pid in groups.processes(live.leaf):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            await asyncio.sleep(0.002)
-
-
-def _limits(spec: dict[str, Any]) -> Limits:
-    return Limits(spec["cpu"], spec["memory"], _PROCESSES)
-
-
-def _last_words(live: Live) -> str:
-    words = live.printed.last() if live.printed else ""
-    return f"; the last it printed:\n{words}" if words else ""
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

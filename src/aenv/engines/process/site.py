@@ -20,6 +20,8 @@ class Site(NamedTuple):
     users: int
     """The machine's user that is root inside; those that follow are for instances."""
     groups: Tree | None
+    spare: bool = True
+    """Whether a zygote in use keeps an instance ready for whoever comes next."""
 
     def network(self, spec: dict[str, Any]) -> str:
         """``none``, ``proxy`` or ``full``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+from aenv import config
 from aenv.engines.process import cgroups, kernel, powers, state
 from aenv.engines.process.jail import SPAN
 from aenv.engines.process.sandboxes import Sandboxes
@@ -77,6 +79,8 @@ def main(control: int, isolation: str, name: str) -> None:
     """Serve the owner at the other end of ``control``; a name means that others may come and go as well."""
     if sys.platform == "linux":
         kernel.become_subreaper()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each sandbox takes four of them
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_run(socket.socket(fileno=control), isolation, name))
 
@@ -109,9 +113,8 @@ async def _run(owner: socket.socket, isolation: str, name: str) -> None:
         ends.append(serving)
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     await sandboxes.close()
-    if site.groups is not None:
-        await asyncio.to_thread(cgroups.remove_soon, site.groups)
-    directory.remove()
+    if site.groups is None or await asyncio.to_thread(cgroups.remove_soon, site.groups, kill=True):
+        directory.remove()  # what is left is found by what is written there
     os._exit(0)
 
 
@@ -126,4 +129,4 @@ def _site(directory: state.Directory, isolation: str, found: powers.Powers) -> S
             groups.remove()
         raise
     users = _FIRST_USERS + os.getpid() % _RANGES * SPAN
-    return Site(directory.path, isolation, found, users, groups)
+    return Site(directory.path, isolation, found, users, groups, config.get("spare"))

@@ -15,6 +15,7 @@ import secrets
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,8 @@ from aenv import config
 from aenv.engines.process import cgroups
 from aenv.errors import AEnvError, Conflict
 
+_PATIENCE = 2.0
+"""Seconds in which what was killed must be gone."""
 _LONGEST = 70
 """Characters of a directory below which a socket's path is short enough for the system."""
 
@@ -80,7 +83,8 @@ class Directory:
         config.replace_file(self.path / "spawner.json", json.dumps(facts), mode=0o600)
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(AEnvError), _everything(self.path.parent):  # nobody of the same name begins meanwhile
+            shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
@@ -126,7 +130,7 @@ def _everything(parent: Path) -> Iterator[None]:
     """One at a time makes or removes directories here."""
     try:
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if parent.stat().st_uid != os.geteuid():  # below /tmp, anybody may have made it
+        if parent.lstat().st_uid != os.geteuid():  # below /tmp, anybody may have made it, or a link
             raise PermissionError(errno.EPERM, "it belongs to another user")
         lock = os.open(parent / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
@@ -144,11 +148,8 @@ def _free(path: Path) -> Iterator[bool]:
     """Whether nobody holds the lock of a directory; it is held meanwhile, if so."""
     try:
         lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield path.is_dir()
-        return
     except OSError:
-        yield False  # nothing can be removed there either
+        yield False  # it is no spawner's, or nothing can be removed there either
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -179,15 +180,14 @@ def _described(path: Path) -> Left:
 
 def _clear(path: Path) -> None:
     groups = _facts(path).get("control_groups") or {}
-    for pid in _plain(path):
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-    if groups:
-        tree = cgroups.found(groups)
-        for pid in tree.processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        cgroups.remove_soon(tree)
+    if groups and not cgroups.remove_soon(cgroups.found(groups), kill=True):
+        return  # what is written down here is needed to find them the next time
+    deadline = time.monotonic() + _PATIENCE
+    while (plain := list(_plain(path))) and time.monotonic() < deadline:
+        for pid in plain:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        time.sleep(0.002)
     shutil.rmtree(path, ignore_errors=True)
 
 

@@ -12,22 +12,27 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
+from aenv.engines.process.output import Printed
 from aenv.errors import SandboxLost, StartFailed
 
 LARGEST = 1024 * 1024
 """Bytes of one message that a trusted process takes from one that is not."""
 _MOST_DESCRIPTORS = 8
-_PASS_PIDFD, _PIDFD = 76, 4
-"""Names that Python's socket module does not have: SO_PASSPIDFD and SCM_PIDFD, since Linux 6.5."""
+_PASS_PIDFD, _PIDFD, _PASS_RIGHTS = 76, 4, 83
+"""Names that Python's socket module does not have: SO_PASSPIDFD and SCM_PIDFD, since Linux 6.5, and SO_PASSRIGHTS,
+since 6.16."""
+_NO_LINGER = struct.pack("ii", 0, 0)
 
 
-def send(sock: socket.socket, message: Any, descriptors: Iterable[int] = ()) -> None:
+def send(sock: socket.socket, message: Any) -> None:
     """Send on a blocking socket."""
+    sock.sendall(frame(message))
+
+
+def frame(message: Any) -> bytes:
+    """A message as it is sent."""
     data = json.dumps(message).encode()
-    frame = struct.pack("I", len(data)) + data
-    held = list(descriptors)
-    sent = socket.send_fds(sock, [frame], held) if held else sock.send(frame)
-    sock.sendall(frame[sent:])
+    return struct.pack("I", len(data)) + data
 
 
 class Channel:
@@ -50,32 +55,25 @@ class Channel:
                 self.sock.setsockopt(socket.SOL_SOCKET, _PASS_PIDFD, 1)
 
     def take_pidfd(self) -> int | None:
-        """A handle on the process that sent the last message, and no more asking."""
+        """A handle on the process that sent the last message, and no more asking. From now on the other side may send
+        no descriptors, where the kernel can refuse them."""
         pidfd, self._pidfd = self._pidfd, None
         if hasattr(socket, "SO_PASSCRED"):
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
             with suppress(OSError):
                 self.sock.setsockopt(socket.SOL_SOCKET, _PASS_PIDFD, 0)
+                self.sock.setsockopt(socket.SOL_SOCKET, _PASS_RIGHTS, 0)
             if pidfd is None and self.pid:
                 with suppress(OSError):
                     pidfd = os.pidfd_open(self.pid)
         return pidfd
 
-    async def send(self, message: Any, descriptors: Iterable[int] = ()) -> None:
-        data = json.dumps(message).encode()
-        frame = struct.pack("I", len(data)) + data
-        loop = asyncio.get_running_loop()
-        held = list(descriptors)
-        if held:
-            while True:
-                try:
-                    sent = socket.send_fds(self.sock, [frame], held)
-                    break
-                except BlockingIOError:
-                    await until(self.sock.fileno(), writable=True)
-            frame = frame[sent:]
-        if frame:
-            await loop.sock_sendall(self.sock, frame)
+    async def send(self, message: Any) -> None:
+        """``SandboxLost`` when nobody reads it."""
+        try:
+            await asyncio.get_running_loop().sock_sendall(self.sock, frame(message))
+        except OSError as exc:
+            raise SandboxLost("the other side is gone") from exc
 
     async def receive(self) -> tuple[Any, list[int]]:
         """The next message with the descriptors that came so far; ``SandboxLost`` at the end, or when it is none."""
@@ -91,7 +89,7 @@ class Channel:
                     try:
                         return json.loads(data), descriptors
                     except (ValueError, RecursionError) as exc:
-                        close_all(descriptors)
+                        discard(descriptors)
                         raise SandboxLost("a message from inside is not JSON") from exc
             try:
                 self._take()
@@ -112,7 +110,7 @@ class Channel:
             else:
                 self.pid = struct.unpack("3i", content)[0]
         if len(self._descriptors) > _MOST_DESCRIPTORS:
-            close_all(self._descriptors)
+            discard(self._descriptors)
             self._descriptors = []
             raise SandboxLost("too many descriptors came from inside")
         if not data:
@@ -120,12 +118,24 @@ class Channel:
         self._buffer += data
 
     def close(self) -> None:
-        close_all(self._descriptors)
+        discard(self._descriptors)
         self._descriptors = []
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
         self.sock.close()
+
+
+def connect() -> tuple[Channel, Printed, int, int]:
+    """What a child says and what it prints, and the child's own ends of the two."""
+    mine, theirs = socket.socketpair()
+    try:
+        printed_read, printed_write = os.pipe()
+    except OSError:
+        mine.close()
+        theirs.close()
+        raise
+    return Channel(mine), Printed(printed_read), theirs.detach(), printed_write
 
 
 def receive_some(sock: socket.socket) -> tuple[bytes, list[int]]:
@@ -156,6 +166,18 @@ def failure(value: object) -> StartFailed:
     """What went wrong inside, whatever it was called there."""
     told = value if isinstance(value, dict) else {}
     return StartFailed(words(told.get("message")) or "it failed without a word", hint=words(told.get("hint")) or None)
+
+
+def discard(descriptors: Iterable[int]) -> None:
+    """Close what came from inside. A socket may have been told to linger, and would hold this process with it."""
+    for descriptor in descriptors:
+        try:
+            sock = socket.socket(fileno=descriptor)
+        except OSError:
+            os.close(descriptor)
+            continue
+        with sock, suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 
 
 def close_all(descriptors: Iterable[int]) -> None:

@@ -6,8 +6,8 @@ siblings is told to the instance alone, after the fork.
 
 from __future__ import annotations
 
+import errno
 import gc
-import json
 import os
 import select
 import signal
@@ -17,17 +17,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+import msgspec
+
 from aenv import config, project
 from aenv.engines.process import kernel
-from aenv.engines.process.instance import Birth
+from aenv.engines.process.instance import Birth, serve
 from aenv.engines.process.jail import receive
 from aenv.engines.process.wire import receive_some, send
 from aenv.errors import AEnvError
 from aenv.runtime import forked, loader
 from aenv.runtime.preload import watch
+from aenv.runtime.rehearsal import rehearse
 
 if TYPE_CHECKING:
     from aenv.runtime.loader import Loaded
+
+_GIVEN = 3
+"""Descriptors that a child has at least: its listener, its report and its log."""
+_BURIAL = 0.05
+"""Seconds between looks at whether a namespace is gone."""
 
 
 def main(control: int) -> NoReturn:
@@ -40,6 +48,7 @@ def main(control: int) -> NoReturn:
         # As every instance has it that is told nothing else: what the import reads is then right for those.
         given = order["variables"] | found.environment_variables
         config.replace_environment(given)
+        rehearse(found, serve, given)
         sys.argv = [found.name]
         with _Hooks() as hooks:
             loaded, facts = _prepare(found, order["preload"])
@@ -49,6 +58,7 @@ def main(control: int) -> NoReturn:
         os._exit(1)
     birth = Birth(found, forked.Prepared(found, loaded, facts.get("changes") or {}), jailed=order["jailed"])
     children = (_Children if order["jailed"] else _Plain)(spawner, hooks=hooks.asked)
+    kernel.rehearse()
     gc.collect()
     gc.freeze()
     send(spawner, facts)
@@ -86,25 +96,53 @@ class _Plain:
 
     def serve(self, birth: Birth) -> NoReturn:
         while True:
-            for descriptor, _ in self._epoll.poll():
+            for descriptor, _ in self._epoll.poll(self._patience()):
                 if descriptor != self._spawner.fileno():
                     self._ended(descriptor)
                     continue
                 data, descriptors = receive_some(self._spawner)
-                if not descriptors:
+                if not data:
                     os._exit(0)
-                order = json.loads(data)
-                pid = self._fork(birth, order, descriptors)
+                order = msgspec.json.decode(data)
+                if "kill" in order:
+                    self._kill(order["kill"])
+                else:
+                    self._make(birth, order, descriptors)
                 for passed in descriptors:
                     os.close(passed)
-                self._runtimes[os.pidfd_open(pid)] = order["number"], pid
-                self._epoll.register(next(reversed(self._runtimes)), select.EPOLLIN)
+
+    def _make(self, birth: Birth, order: dict[str, Any], descriptors: list[int]) -> None:
+        """Fork a child. What the machine refuses is told, and harms nobody who is there already."""
+        try:
+            if len(descriptors) < _GIVEN:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # the kernel gave as many as there was room for
+            pid = self._fork(birth, order, descriptors)
+            pidfd = os.pidfd_open(pid)
+        except OSError as exc:
+            self._say_ended(order["number"], f"it could not be forked: {exc}")
+            return
+        self._runtimes[pidfd] = order["number"], pid
+        self._epoll.register(pidfd, select.EPOLLIN)
+
+    def _say_ended(self, number: int, how: int | str) -> None:
+        """An exit code, or words where there is none."""
+        send(self._spawner, {"exited": number, "status": how})
 
     def _fork(self, birth: Birth, order: dict[str, Any], descriptors: list[int]) -> int:
+        birth.prepare(order, descriptors, [])
         pid = self._fork_process()
         if pid == 0:
             birth.begin(order, descriptors, [])
         return pid
+
+    def _kill(self, wanted: int) -> None:
+        for number, pid in self._runtimes.values():
+            if number == wanted:
+                os.kill(pid, signal.SIGKILL)
+
+    def _patience(self) -> float | None:
+        """Seconds until there is something to do, if nothing happens."""
+        return None
 
     def _ended(self, pidfd: int) -> None:
         number, pid = self._runtimes.pop(pidfd)
@@ -112,9 +150,10 @@ class _Plain:
         os.close(pidfd)
         try:
             _, status = os.waitpid(pid, 0)
-        except ChildProcessError:
-            return
-        send(self._spawner, {"exited": number, "status": os.waitstatus_to_exitcode(status)})
+        except ChildProcessError:  # reaped by the kernel, in the moment when an init was made
+            self._say_ended(number, "it ended")
+        else:
+            self._say_ended(number, os.waitstatus_to_exitcode(status))
 
 
 class _Children(_Plain):
@@ -130,25 +169,39 @@ class _Children(_Plain):
 
     def _fork(self, birth: Birth, order: dict[str, Any], descriptors: list[int]) -> int:
         first = self._inits.make()
-        pidfd = os.pidfd_open(first)
-        namespace = os.open(f"/proc/{first}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        kernel.setns(namespace, kernel.NEWPID)
-        pid = self._fork_process()
-        if pid == 0:
-            birth.begin(order, descriptors, [pidfd])
-        kernel.setns(self._own, kernel.NEWPID)
-        os.close(namespace)
-        os.close(pidfd)
+        opened: list[int] = []
+        try:
+            opened.append(pidfd := os.pidfd_open(first))
+            opened.append(namespace := os.open(f"/proc/{first}/ns/pid", os.O_RDONLY | os.O_CLOEXEC))
+            handles = [pidfd]
+            birth.prepare(order, descriptors, handles)
+            kernel.setns(namespace, kernel.NEWPID)
+            pid = self._fork_process()
+            if pid == 0:
+                birth.begin(order, descriptors, handles)
+        except OSError:
+            self._end_first(first)
+            raise
+        finally:
+            kernel.setns(self._own, kernel.NEWPID)
+            for descriptor in opened:
+                os.close(descriptor)
         self._firsts[pid] = first
         return pid
 
     def _ended(self, pidfd: int) -> None:
         first = self._firsts.pop(self._runtimes[pidfd][1])
         super()._ended(pidfd)  # a namespace ends only when the last of its dead is reaped
+        self._end_first(first)
+
+    def _end_first(self, first: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(first, signal.SIGKILL)
         self._dying.add(first)
+
+    def _patience(self) -> float | None:
         self._dying -= {pid for pid in self._dying if _reaped(pid)}
+        return _BURIAL if self._dying else None
 
 
 def _reaped(pid: int) -> bool:

@@ -21,7 +21,7 @@ from aenv.engines.process.install import install
 from aenv.engines.process.output import Printed
 from aenv.engines.process.powers import Powers
 from aenv.engines.process.site import Site
-from aenv.engines.process.wire import Channel, close_all, failure, until, words
+from aenv.engines.process.wire import Channel, close_all, connect, discard, failure, until, words
 from aenv.errors import AEnvError, SandboxLost, StartFailed
 
 _MEMORY = 4 * 1024**3
@@ -31,6 +31,11 @@ _IMPORTING = 512
 """Processes and threads while it imports."""
 _LEAST = 256 * 1024**2
 """Bytes that an import may use in any case."""
+_MOMENT = 0.5
+_NOTHING = 0
+"""Standard input, which is /dev/null here."""
+_AT_ONCE = 16
+"""Forks that are under way at a time. More would make each of them later, and none of them sooner."""
 _OWN = 2
 """Processes of a jail without instances: the stub and the zygote."""
 _ZYGOTE = "from aenv.engines.process.zygote import main; main({})"
@@ -57,6 +62,7 @@ class Zygote:
     def __init__(self, site: Site, number: int, channel: Channel, printed: Printed, lifeline: int) -> None:
         self._site = site
         self._number = number
+        self._leaf = _leaf(number)
         self.printed = printed
         self.preloaded = False
         self.variables: frozenset[str] = frozenset()
@@ -72,8 +78,9 @@ class Zygote:
         """A pidfd, where the system has them."""
         self._lifeline = lifeline
         self._asking = asyncio.Lock()
-        self._exits: dict[int, asyncio.Future[int]] = {}
-        self._forks = 0
+        self.turns = asyncio.Semaphore(_AT_ONCE)
+        self._exits: dict[int, asyncio.Future[int | str]] = {}
+        self.forks = 0
         self._hearing: asyncio.Task[None] | None = None
         self._gone: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -114,34 +121,24 @@ class Zygote:
     async def _started(
         cls, site: Site, number: int, key: Key, preload: bool | str, variables: dict[str, str], memory: int
     ) -> Self:
-        mine, theirs = socket.socketpair()
-        lifeline_read, lifeline = os.pipe()
-        printed_read, printed_write = os.pipe()
-        tasks: list[int] = []
+        channel, printed, report, log = connect()
+        passed = [report, log]
         try:
-            if site.groups is not None:
-                site.groups.add(f"z{number}", Limits(memory=memory, pids=_IMPORTING))
-                tasks = site.groups.open(f"z{number}")
-            passed = [theirs.fileno(), lifeline_read, *tasks] if site.powers.namespaces else [theirs.fileno()]
-            process = subprocess.Popen(  # noqa: ASYNC220  it forks a small process, and returns
-                _command(site.powers, key, passed),
-                env={},
-                stdin=subprocess.DEVNULL,
-                stdout=printed_write,
-                stderr=printed_write,
-                pass_fds=passed,
-                start_new_session=True,
-                cwd="/",
-            )
+            lifeline_read, lifeline = os.pipe()
+            passed.append(lifeline_read)
+        except OSError:
+            close_all(passed)
+            channel.close()
+            printed.close()
+            raise
+        made = cls(site, number, channel, printed, lifeline)
+        try:
+            process = made._run(key, passed, memory)
         except BaseException:
-            mine.close()
-            close_all((lifeline, printed_read))
+            await made.close()
             raise
         finally:
-            theirs.close()
-            close_all((lifeline_read, printed_write, *tasks))
-        channel = Channel(mine)
-        made = cls(site, number, channel, Printed(printed_read), lifeline)
+            close_all(passed)
         try:
             await made._introduce(process, key, preload, variables)
         except BaseException as exc:
@@ -154,10 +151,33 @@ class Zygote:
             raise
         return made
 
+    def _run(self, key: Key, passed: list[int], memory: int) -> subprocess.Popen[bytes]:
+        """Start its process. What it is passed is this one's no more: all in ``passed`` are then closed."""
+        site = self._site
+        report, log, lifeline = passed
+        given = [report]
+        if site.powers.namespaces:
+            given.append(lifeline)
+            if site.groups is not None:
+                site.groups.add(self._leaf, Limits(memory=memory, pids=_IMPORTING))
+                tasks = site.groups.open(self._leaf)
+                passed += tasks
+                given += tasks
+        return subprocess.Popen(
+            _command(site.powers, key, given),
+            env={},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=given,
+            start_new_session=True,
+            cwd="/",
+        )
+
     @property
     def _how_it_ended(self) -> str:
         groups = self._site.groups
-        if groups is not None and groups.out_of_memory(f"z{self._number}"):
+        if groups is not None and groups.out_of_memory(self._leaf):
             return "out of memory: importing the project took more than an instance may use"
         return "the project's first process ended"
 
@@ -169,7 +189,7 @@ class Zygote:
             await self._channel.send(_plan(self._site, self._number, key))
             _, descriptors = await self._channel.receive()
             if len(descriptors) != 1:
-                close_all(descriptors)
+                discard(descriptors)
                 raise StartFailed(f"the jail could not be built\n{self.printed.last()}".rstrip())
             self._process = descriptors[0]
             await asyncio.to_thread(process.wait)
@@ -182,7 +202,7 @@ class Zygote:
             {"project": self.project, "preload": preload, "jailed": powers.namespaces, "variables": variables}
         )
         facts, descriptors = await self._channel.receive()
-        close_all(descriptors)
+        discard(descriptors)
         self.pid = self._channel.pid or self.pid
         if (handle := self._channel.take_pidfd()) is not None:
             os.close(handle)
@@ -202,12 +222,12 @@ class Zygote:
 
     def _settle(self) -> None:
         """Look whether the import left processes behind, which nobody would end, and make room for instances."""
-        groups, leaf = self._site.groups, f"z{self._number}"
+        groups = self._site.groups
         if groups is None or not self._site.powers.namespaces:
             return
-        if len(groups.processes(leaf)) > _OWN:
+        if len(groups.processes(self._leaf)) > _OWN:
             raise NotPreloadable(["it starts processes that go on"])
-        groups.add(leaf, Limits(memory=_MEMORY, pids=_PROCESSES))
+        groups.add(self._leaf, Limits(memory=_MEMORY, pids=_PROCESSES))
 
     def comes_too_late(self, variables: Mapping[str, str]) -> bool:
         """Whether the import, or a library in it, went by another value of one of these."""
@@ -219,24 +239,23 @@ class Zygote:
         """Learn how children ended. It is for words in a reason, and nothing else depends on it."""
         heard = 0
         with suppress(SandboxLost):
-            while heard <= self._forks:
+            while heard <= self.forks:
                 heard += 1
                 message, descriptors = await self._channel.receive()
-                close_all(descriptors)
+                discard(descriptors)
                 if not isinstance(message, dict):
                     continue
                 number, status = message.get("exited"), message.get("status")
-                if isinstance(number, int) and isinstance(status, int):
-                    ended = self._exits.get(number)
-                    if ended is not None and not ended.done():
-                        ended.set_result(status)
+                ended = self._exits.get(number) if isinstance(number, int) else None
+                if ended is not None and not ended.done():
+                    ended.set_result(status if isinstance(status, int) else words(status, 1024))
 
-    async def fork(self, number: int, order: dict[str, Any], descriptors: list[int]) -> asyncio.Future[int]:
+    async def fork(self, number: int, order: dict[str, Any], descriptors: list[int]) -> asyncio.Future[int | str]:
         """Ask for a child that gets these descriptors: the listener, its report, its log, and its control groups.
-        Its exit code comes later, if it comes."""
+        Its exit code, or words in its place, comes later, if it comes."""
         loop = asyncio.get_running_loop()
         self.used = loop.time()
-        self._forks += 1
+        self.forks += 1
         ended = self._exits[number] = loop.create_future()
         message = json.dumps(order | {"number": number}).encode()
         async with self._asking:
@@ -250,6 +269,12 @@ class Zygote:
                 except OSError as exc:
                     raise SandboxLost("the zygote is gone") from exc
 
+    def kill(self, number: int) -> None:
+        """Have a child killed that only the zygote knows."""
+        with suppress(OSError):
+            # With a descriptor, as every request, so that two are not read as one. Any that is of no use will do.
+            socket.send_fds(self._channel.sock, [json.dumps({"kill": number}).encode()], [_NOTHING])
+
     def forget(self, number: int) -> None:
         """The exit code of that child is of no more interest."""
         self._exits.pop(number, None)
@@ -257,6 +282,13 @@ class Zygote:
     @property
     def dead(self) -> bool:
         return self._gone is not None and self._gone.done()
+
+    async def died(self) -> bool:
+        """Whether it is dead. The end of a socket may be heard a moment before that of its process."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_MOMENT):
+                await self.ended()
+        return self.dead
 
     async def ended(self) -> None:
         """Wait until it is gone."""
@@ -276,8 +308,7 @@ class Zygote:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._process, signal.SIGKILL)
             await self.ended()
-            with suppress(ChildProcessError):
-                os.waitid(os.P_PIDFD, self._process, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222  it is dead
+            bury(self._process)
             os.close(self._process)
             self._process = -1
         elif self.pid:
@@ -308,6 +339,12 @@ def _texts(value: object) -> list[str]:
     return [words(item, 1024) for item in value[:1000] if isinstance(item, str)] if isinstance(value, list) else []
 
 
+def bury(pidfd: int) -> None:
+    """Leave no zombie of a process that is dead, if it is this one's to bury."""
+    with suppress(ChildProcessError):
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+
+
 async def _quietly(waiting: Awaitable[Any]) -> None:
     with suppress(ChildProcessError):
         await waiting
@@ -317,6 +354,11 @@ def _command(powers: Powers, key: Key, passed: list[int]) -> list[str]:
     if powers.namespaces:
         return jail.python(sys.executable, _JAIL.format(", ".join(map(str, passed))))
     return jail.python(key.interpreter or sys.executable, _ZYGOTE.format(passed[0]), site=True)
+
+
+def _leaf(number: int) -> str:
+    """The name of its control groups."""
+    return f"z{number}"
 
 
 def _home(site: Site, number: int) -> Path:
@@ -365,4 +407,4 @@ def _interpreter(key: Key) -> tuple[str, dict[str, str]]:
 def _clear(site: Site, number: int) -> None:
     shutil.rmtree(_home(site, number), ignore_errors=True)
     if site.groups is not None:
-        remove_soon(site.groups, f"z{number}")
+        remove_soon(site.groups, _leaf(number))

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import select
 import socket
 import stat
 import struct
@@ -77,6 +78,33 @@ def many_descriptors() -> str:
             socket.send_fds(sock, [b"\0"], [0] * 8)
     except OSError:
         pass
+    return "said"
+
+
+def lingering() -> str:
+    """A socket whose last owner has to wait when it closes it."""
+    told, tell = os.pipe()
+    if os.fork() == 0:  # which is who waits, when the socket is not taken
+        listener = socket.create_server(("127.0.0.1", 0))
+        full = socket.create_connection(listener.getsockname())
+        _other, _ = listener.accept()
+        full.setblocking(False)
+        try:
+            while True:
+                full.send(b"x" * 65536)
+        except BlockingIOError:
+            pass
+        full.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+        sock, message = to_the_spawner(), frame(_GOOD_NEWS)
+        try:
+            socket.send_fds(sock, [message[:3]], [full.fileno()])
+            full.close()
+            sock.send(message[3:])
+        finally:
+            os._exit(0)
+    os.close(tell)
+    select.select([told], [], [], 2.0)
+    os.close(told)
     return "said"
 
 
@@ -157,6 +185,6 @@ DEEDS = {
     deed.__name__: deed
     for deed in (
         *(nested, unreadable, too_long, big_number, strange, many_descriptors, endless, endless_descriptors, hang_up),
-        *(exits, wrong_failure, long_failure, wrong_facts, many_patterns, long_boot),
+        *(lingering, exits, wrong_failure, long_failure, wrong_facts, many_patterns, long_boot),
     )
 }

@@ -1,0 +1,367 @@
+"""Processes that are sealed and wait to be told which sandbox they are: made, looked at from outside, and ended.
+
+Nothing of a sandbox is known to its process until it is sealed, so one can be made before anybody asks for it. Each
+zygote that was asked twice has such a spare, and the next sandbox like the last need not wait for its fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import shutil
+import signal
+import socket
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from aenv.engines.process import state
+from aenv.engines.process.attest import attest, first_of
+from aenv.engines.process.cgroups import Limits
+from aenv.engines.process.jail import SPAN
+from aenv.engines.process.site import Site
+from aenv.engines.process.wire import close_all, connect, discard, until
+from aenv.engines.process.zygotes import Zygote, bury
+from aenv.errors import AEnvError, SandboxLost, StartFailed
+
+STOP = 2.0
+"""Seconds between being asked to end and being killed."""
+REAP = 10.0
+"""Seconds in which a zygote must reap, on however busy a machine: all its instances go with one that does not."""
+WORDS = 1.0
+"""Seconds in which the exit code of a process that is gone must come."""
+SEAL = 20.0
+"""Seconds a fork may take to seal itself."""
+_FIRST_USER = 1000
+_MOST = SPAN - _FIRST_USER - 1
+"""Cells at a time. The last user of the span is the proxy's."""
+_NAMESPACES = ("pid", "mnt", "ipc", "uts")
+_PROCESSES = 512
+"""Most processes and threads of an instance."""
+
+
+class Shape(NamedTuple):
+    """What a cell may use. Sandboxes of one shape and zygote can have the same cell."""
+
+    cpu: float
+    memory: int
+    storage: int
+    network: str
+    """``none``, ``proxy`` or ``full``."""
+
+    @classmethod
+    def of(cls, spec: dict[str, Any], network: str) -> Self:
+        return cls(spec["cpu"], spec["memory"], spec["storage"], network)
+
+
+class Cell:
+    """One process with all that was made for it. Its fields are the cells' own business, its channel excepted."""
+
+    def __init__(self, zygote: Zygote, shape: Shape, number: int, slot: int, path: Path) -> None:
+        self.channel, self.printed, report, log = connect()
+        self.zygote = zygote
+        self.shape = shape
+        self.number = number
+        self.slot = slot
+        self.path = path
+        """Where it is called."""
+        self.given = [report, log]
+        """Descriptors that its process is given, as long as it has not got them."""
+        self.pid = 0
+        self.pidfd: int | None = None
+        """The runtime's process."""
+        self.first: int | None = None
+        """The first process of its namespace, whose end ends all others in it."""
+        self.exit: asyncio.Future[int | str] | None = None
+        """How it ended: a code, or words."""
+        self.grouped = False
+        self.outlet: socket.socket | None = None
+        """Where it asks to be let out, when an allow-list says where to."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process, once sealed, has not ended."""
+        assert self.pidfd is not None
+        ended = select.poll()
+        ended.register(self.pidfd, select.POLLIN)
+        return not ended.poll(0)
+
+    def give(self) -> None:
+        """Only its process has them from now on."""
+        close_all(self.given)
+        self.given = []
+
+    @property
+    def leaf(self) -> str:
+        """The name of its control groups."""
+        return f"i{self.slot}"
+
+    @property
+    def url(self) -> str:
+        return f"unix:{self.path}"
+
+    @property
+    def last_words(self) -> str:
+        words = self.printed.last()
+        return f"; the last it printed:\n{words}" if words else ""
+
+
+class Cells:
+    """All cells of one spawner."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._slots = list(range(_MOST - 1, -1, -1))
+        """Numbers of users and control groups that are free."""
+        self._numbers = 0
+        self._spares: dict[Zygote, Cell] = {}
+        self._tasks: dict[asyncio.Task[None], Zygote] = {}
+        """Spares that are being made or ended."""
+
+    def take(self, zygote: Zygote, shape: Shape) -> Cell:
+        """The zygote's spare, or a new cell. It is the caller's to end."""
+        spare = self._unspare(zygote)
+        if spare is not None and spare.shape == shape and spare.alive:
+            return spare
+        if spare is not None:
+            self._do(self.end(spare), zygote)
+        return self._new(zygote, shape)
+
+    async def seal(self, cell: Cell) -> None:
+        """Have it forked, if it is not, and wait until it is sealed; ``SandboxLost`` when it ends before."""
+        if not cell.pid:
+            async with cell.zygote.turns:
+                await self._fork(cell)
+                await self._sealed(cell)
+
+    def stock(self, zygote: Zygote, shape: Shape) -> None:
+        """See to it that a cell is ready before the next one is asked for."""
+        busy = zygote in self._spares or zygote in self._tasks.values()
+        if self._site.spare and zygote.forks > 1 and len(self._slots) > 1 and not busy:
+            self._do(self._make_spare(zygote, shape), zygote)
+
+    def drop(self, zygote: Zygote) -> None:
+        """End the spare of a zygote, if it has one."""
+        spare = self._unspare(zygote)
+        if spare is not None:
+            self._do(self.end(spare), zygote)
+
+    async def close(self) -> None:
+        """End what nobody has taken."""
+        while self._spares or self._tasks:
+            for zygote in list(self._spares):
+                self.drop(zygote)
+            await asyncio.wait(self._tasks)
+
+    # Spares
+
+    async def _make_spare(self, zygote: Zygote, shape: Shape) -> None:
+        cell = self._new(zygote, shape)
+        try:
+            await self.seal(cell)
+        except (AEnvError, OSError):  # whoever asks next hears why
+            await self.end(cell)
+            return
+        if zygote.dead or cell.pidfd is None:
+            await self.end(cell)
+            return
+        self._spares[zygote] = cell
+        zygote.instances -= 1  # one that nobody has does not keep a zygote from ending
+        asyncio.get_running_loop().add_reader(cell.pidfd, self.drop, zygote)
+
+    def _unspare(self, zygote: Zygote) -> Cell | None:
+        spare = self._spares.pop(zygote, None)
+        if spare is not None:
+            assert spare.pidfd is not None
+            asyncio.get_running_loop().remove_reader(spare.pidfd)
+            zygote.instances += 1
+        return spare
+
+    def _do(self, work: Coroutine[Any, Any, None], zygote: Zygote) -> None:
+        task = asyncio.create_task(work)
+        self._tasks[task] = zygote
+        task.add_done_callback(self._tasks.pop)
+
+    # From a request to the seal
+
+    def _new(self, zygote: Zygote, shape: Shape) -> Cell:
+        if not self._slots:
+            raise StartFailed(f"this engine has {_MOST} sandboxes, which is its most")
+        self._numbers += 1
+        path = self._site.directory / "i" / f"{self._numbers}.sock"
+        cell = Cell(zygote, shape, self._numbers, self._slots[-1], path)
+        self._slots.pop()
+        zygote.instances += 1
+        return cell
+
+    async def _fork(self, cell: Cell) -> None:
+        """Make everything that the child is given, and have it forked."""
+        groups = self._site.groups
+        cell.channel.ask_who()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(cell.path))
+            listener.listen(256)
+            cell.given.insert(0, listener.detach())
+        if groups is not None:
+            cell.grouped = True
+            groups.add(cell.leaf, Limits(cell.shape.cpu, cell.shape.memory, _PROCESSES))
+            cell.given += groups.open(cell.leaf)
+        cell.exit = await cell.zygote.fork(cell.number, self._order(cell), cell.given)
+        cell.give()
+
+    def _order(self, cell: Cell) -> dict[str, Any]:
+        """What a fork needs to know in order to seal itself. No secrets: it is not sealed yet."""
+        site = self._site
+        return {
+            "seccomp": site.powers.seccomp,
+            "overlay": site.powers.overlay,
+            "network": cell.shape.network,
+            "user": _FIRST_USER + cell.slot if site.powers.privileged else 0,
+            "storage": cell.shape.storage,
+            "memory": cell.shape.memory if site.groups is None and site.isolation != "none" else None,
+            "project": cell.zygote.project,
+            "directory": str(cell.path.with_suffix("")),
+        }
+
+    async def _sealed(self, cell: Cell) -> None:
+        """Wait until a fork says that it is sealed, and look whether it is."""
+        try:
+            async with asyncio.timeout(SEAL):
+                message, descriptors = await cell.channel.receive()
+        except TimeoutError:
+            raise StartFailed(f"it was not sealed within {SEAL:g} s") from None
+        cell.pid = cell.channel.pid or 0
+        cell.pidfd = cell.channel.take_pidfd()
+        try:
+            if not (isinstance(message, dict) and message.get("sealed")):
+                raise SandboxLost("it ended before it was sealed")
+            if self._site.powers.namespaces:
+                self._attest(cell, descriptors)
+            else:
+                cell.path.with_suffix(".pid").write_text(f"{cell.pid} {state.start_time(cell.pid)}")
+            if cell.shape.network == "proxy":
+                cell.outlet = _outlet(descriptors)
+        finally:
+            discard(descriptors)
+
+    def _attest(self, cell: Cell, descriptors: list[int]) -> None:
+        if not descriptors or not first_of(descriptors[0], cell.pid):
+            raise StartFailed("the instance is not sealed: it is not the second process of a namespace")
+        cell.first = descriptors.pop(0)
+        site = self._site
+        attest(
+            cell.pid,
+            user=site.users + _FIRST_USER + cell.slot if site.powers.privileged else os.getuid(),
+            group=site.users + _FIRST_USER + cell.slot if site.powers.privileged else os.getgid(),
+            namespaces=_NAMESPACES if cell.shape.network == "full" else (*_NAMESPACES, "net"),
+            apart_from=cell.zygote.pid,
+            filters=2 if site.powers.seccomp else 0,
+            groups=site.groups.paths(cell.leaf) if site.groups is not None else {},
+        )
+
+    # Its end
+
+    async def why(self, cell: Cell) -> str:
+        """Why a cell ended by itself, in words."""
+        if cell.exit is not None:
+            await asyncio.wait((cell.exit,), timeout=WORDS)
+        groups = self._site.groups
+        if groups is not None and cell.grouped and groups.out_of_memory(cell.leaf):
+            return f"out of memory: it may use {cell.shape.memory / 1024**2:.0f} MiB{cell.last_words}"
+        if cell.zygote.dead:
+            return f"the process it came from ended, and it with it\n{cell.zygote.printed.last()}".rstrip()
+        if cell.exit is None or not cell.exit.done():
+            how = "it was killed"
+        elif isinstance(code := cell.exit.result(), str):
+            how = code
+        elif code < 0:
+            how = f"it was ended by {_signal(-code)}"
+        else:
+            how = f"it ended with exit code {code}"
+        return how + cell.last_words
+
+    async def end(self, cell: Cell, *, ask: bool = False) -> None:
+        """Kill what runs, and give back all that was made for it. ``ask`` lets it tear down first."""
+        cell.give()
+        await self._kill(cell, ask=ask)
+        if cell.outlet is not None:
+            cell.outlet.close()
+        cell.channel.close()
+        cell.printed.close()
+        cell.path.unlink(missing_ok=True)
+        if not self._site.powers.namespaces:
+            cell.path.with_suffix(".pid").unlink(missing_ok=True)
+            await asyncio.to_thread(shutil.rmtree, cell.path.with_suffix(""), ignore_errors=True)
+        await self._ungroup(cell)
+        self._slots.append(cell.slot)
+        cell.zygote.forget(cell.number)
+        cell.zygote.instances -= 1
+
+    async def _kill(self, cell: Cell, *, ask: bool) -> None:
+        """Back when all its processes are gone."""
+        if ask and cell.pidfd is not None:
+            with suppress(OSError, TimeoutError):
+                cell.channel.sock.shutdown(socket.SHUT_WR)
+                await asyncio.wait_for(until(cell.pidfd), STOP)
+        if not self._site.powers.namespaces and cell.pid:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(cell.pid, signal.SIGKILL)
+        handles = [pidfd for pidfd in (cell.first, cell.pidfd) if pidfd is not None]
+        cell.first = cell.pidfd = None
+        for pidfd in handles:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        if handles and self._site.groups is not None and cell.grouped:
+            self._site.groups.let_run(cell.leaf)
+        for pidfd in handles:
+            try:
+                await asyncio.wait_for(until(pidfd), REAP)
+            except TimeoutError:
+                # A namespace ends when its dead are reaped, which is for the zygote to do. One that does not is ended.
+                await cell.zygote.close()
+            bury(pidfd)  # a plain one is ours once its zygote is gone
+            os.close(pidfd)
+        if cell.exit is not None and not handles and not cell.exit.done():
+            await self._kill_unknown(cell)
+
+    async def _kill_unknown(self, cell: Cell) -> None:
+        """End a fork that never said that it is sealed: only its zygote knows it. One that does not do so is ended."""
+        assert cell.exit is not None
+        cell.zygote.kill(cell.number)
+        gone = asyncio.ensure_future(cell.zygote.ended())
+        await asyncio.wait((cell.exit, gone), timeout=REAP, return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        if not cell.exit.done() and not cell.zygote.dead:
+            await cell.zygote.close()
+
+    async def _ungroup(self, cell: Cell) -> None:
+        """Remove its control groups, and first whatever is in them still."""
+        groups = self._site.groups
+        if groups is None or not cell.grouped:
+            return
+        for _ in range(int(STOP / 0.002)):
+            if groups.remove(cell.leaf):
+                return
+            for pid in groups.processes(cell.leaf):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(0.002)
+
+
+def _outlet(descriptors: list[int]) -> socket.socket:
+    try:
+        (descriptor,) = descriptors
+        listener = socket.socket(fileno=descriptor)
+    except (ValueError, OSError) as exc:
+        raise SandboxLost("it sent no listener for its proxy") from exc
+    descriptors.clear()
+    return listener
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,148 @@
+"""How an instance gives up everything that a sandbox must not have: a list of calls that its zygote writes down once.
+
+A fork copies each page of memory that it touches, and that is most of what a start costs. So nothing is put together
+after the fork: the zygote fills in what differs from one instance to the next, and the fork goes through the list.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import shutil
+import socket
+import struct
+from typing import Any
+
+from aenv.engines.process import kernel, seccomp
+from aenv.engines.process.kernel import BIND, DETACH, NODEV, NOEXEC, NOSUID, Step, step, system_call
+
+PROXY_PORT = 3128
+_FILES = 4096
+"""Most descriptors an instance may have open."""
+_END = 2**32 - 1
+"""Higher than any descriptor."""
+_OVERLAY = b"lowerdir=/project,upperdir=/stage/upper,workdir=/stage/work,userxattr"
+_NAME = b"sandbox"
+"""What the machine is called inside."""
+_NAMESPACES = kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS
+_OWN = ((b"/stage/tmp", b"/tmp"), (b"/stage/home", b"/home/sandbox"), (b"/stage/shm", b"/dev/shm"))
+
+
+class Seal:
+    """The seal of a zygote's instances. The first of them decides what it consists of: they differ in values only."""
+
+    def __init__(self, order: dict[str, Any], tasks: int) -> None:
+        self._user, self._log = ctypes.c_uint(), ctypes.c_int()
+        self._tasks = [ctypes.c_int() for _ in range(tasks)]
+        self._gaps = [(ctypes.c_uint(), ctypes.c_uint()) for _ in range(4)]
+        self._size = ctypes.create_string_buffer(64)
+        self._memory = 0
+        self.handles: list[int] = []
+        """Descriptors that are sent along when it is sealed."""
+        self.steps = [
+            *(step("write", descriptor, b"0", 1) for descriptor in self._tasks),
+            *self._descriptors(),
+            *self._network(order["network"]),
+            step("sethostname", _NAME, len(_NAME)),
+            *self._mounts(order["overlay"]),
+            *self._privileges(bool(order["user"])),
+            *self._limits(order["memory"] is not None),
+            step("prctl", kernel.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
+            *((kernel.filter_step(seccomp.sealed()),) if order["seccomp"] else ()),
+        ]
+
+    def fit(self, order: dict[str, Any], descriptors: list[int], handles: list[int]) -> None:
+        """Fill in what is this instance's own."""
+        listener, report, self._log.value, *tasks = descriptors
+        for blank, task in zip(self._tasks, tasks, strict=True):
+            blank.value = task
+        kept = sorted((listener, report, *handles))
+        for (low, high), before, after in zip(self._gaps, (2, *kept), (*kept, _END + 1), strict=False):
+            low.value, high.value = (before + 1, after - 1) if after - before > 1 else (_END, _END)
+        self._user.value = order["user"]
+        self._size.value = b"size=%d,nr_inodes=100k,mode=755" % order["storage"]
+        self._memory = order["memory"] or 0
+        self.handles = handles
+
+    def _descriptors(self) -> list[Step]:
+        """Standard output and error go to the log; every descriptor that is not named is closed."""
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        standard = [step("dup2", source, target) for source, target in ((nothing, 0), (self._log, 1), (self._log, 2))]
+        return standard + [system_call("close_range", low, high, 0) for low, high in self._gaps]
+
+    def _network(self, network: str) -> list[Step]:
+        if network == "full":
+            return [step("unshare", _NAMESPACES)]
+        steps = [step("unshare", _NAMESPACES | kernel.NEWNET), (kernel.loopback, ())]
+        return [*steps, (self._listen, ())] if network == "proxy" else steps
+
+    def _listen(self) -> int:
+        """The only way out, which is handed to the proxy."""
+        self.handles.append(socket.create_server(("127.0.0.1", PROXY_PORT), backlog=128).detach())
+        return 0
+
+    def _mounts(self, overlay: bool) -> list[Step]:
+        """Its own processes, terminals and home, and a project that it may change; one size for all that it writes."""
+        steps = [
+            _mount(b"proc", b"/proc", b"proc", NOSUID | NODEV | NOEXEC),
+            _mount(b"devpts", b"/dev/pts", b"devpts", NOSUID | NOEXEC, b"newinstance,ptmxmode=0666,mode=620"),
+            _mount(b"tmpfs", b"/stage", b"tmpfs", NOSUID | NODEV, self._size),
+        ]
+        for stage, target in _OWN:
+            steps += [*self._directory(stage, 0o700), _mount(stage, target, None, BIND)]
+        if overlay:
+            for stage in (b"/stage/upper", b"/stage/work"):
+                steps += self._directory(stage, 0o755)
+            steps.append(_mount(b"overlay", b"/project", b"overlay", NOSUID | NODEV, _OVERLAY))
+        else:
+            steps += [(self._copy, ()), _mount(b"/stage/project", b"/project", None, BIND)]
+        return [*steps, step("umount2", b"/stage", DETACH), step("chdir", b"/project")]
+
+    def _directory(self, path: bytes, mode: int) -> list[Step]:
+        return [step("mkdir", path, mode), step("chown", path, self._user, self._user)]
+
+    def _copy(self) -> int:
+        user = self._user.value
+        shutil.copytree("/project", "/stage/project", symlinks=True)
+        for directory, _, files in os.walk("/stage/project"):
+            for path in (directory, *(os.path.join(directory, name) for name in files)):
+                os.chown(path, user, user, follow_symlinks=False)
+        return 0
+
+    def _privileges(self, user: bool) -> list[Step]:
+        last = kernel.last_capability()
+        steps = [step("prctl", kernel.PR_CAPBSET_DROP, number, 0, 0, 0) for number in range(last + 1)]
+        if user:
+            steps += [
+                step("setgroups", 0, None),
+                step("setresgid", self._user, self._user, self._user),
+                step("setresuid", self._user, self._user, self._user),
+            ]
+        return [*steps, step("capset", kernel.CAPABILITIES, bytes(24))]
+
+    def _limits(self, memory: bool) -> list[Step]:
+        steps = [step("setrlimit", kind, struct.pack("QQ", most, most)) for kind, most in limits().items()]
+        return [*steps, (self._limit_memory, ())] if memory else steps
+
+    def _limit_memory(self) -> int:
+        limit_memory(self._memory)
+        return 0
+
+
+def limits() -> dict[int, int]:
+    """What every instance is limited to, sealed or not."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    most = _FILES if files == resource.RLIM_INFINITY else min(_FILES, files)
+    return {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: most}
+
+
+def limit_memory(more: int) -> None:
+    """Let this process map so many bytes more than it has, where no control group counts them."""
+    with open("/proc/self/statm") as file:
+        most = int(file.read().split()[0]) * resource.getpagesize() + more
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _mount(source: bytes, target: bytes, kind: bytes | None, flags: int, data: Any = None) -> Step:
+    return step("mount", source, target, kind, flags, data)
