@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 _GIVEN = 3
 """Descriptors that a child has at least: its listener, its report and its log."""
-_BURIAL = 0.05
-"""Seconds between looks at whether a namespace is gone."""
 
 
 def main(control: int) -> NoReturn:
@@ -96,7 +94,7 @@ class _Plain:
 
     def serve(self, birth: Birth) -> NoReturn:
         while True:
-            for descriptor, _ in self._epoll.poll(self._patience()):
+            for descriptor, _ in self._epoll.poll():
                 if descriptor != self._spawner.fileno():
                     self._ended(descriptor)
                     continue
@@ -140,10 +138,6 @@ class _Plain:
             if number == wanted:
                 os.kill(pid, signal.SIGKILL)
 
-    def _patience(self) -> float | None:
-        """Seconds until there is something to do, if nothing happens."""
-        return None
-
     def _ended(self, pidfd: int) -> None:
         number, pid = self._runtimes.pop(pidfd)
         self._epoll.unregister(pidfd)
@@ -164,8 +158,8 @@ class _Children(_Plain):
         self._inits = kernel.Inits()
         self._own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._firsts: dict[int, int] = {}
-        self._dying: set[int] = set()
-        """First processes that were killed. They are gone once their namespace is, which nobody need wait for."""
+        self._dying: dict[int, int] = {}
+        """First processes that were killed, by pidfd. They end once their namespace has, which nobody need wait for."""
 
     def _fork(self, birth: Birth, order: dict[str, Any], descriptors: list[int]) -> int:
         first = self._inits.make()
@@ -190,25 +184,32 @@ class _Children(_Plain):
         return pid
 
     def _ended(self, pidfd: int) -> None:
+        if pidfd in self._dying:
+            self._epoll.unregister(pidfd)
+            os.close(pidfd)
+            _reap(self._dying.pop(pidfd))
+            return
         first = self._firsts.pop(self._runtimes[pidfd][1])
         super()._ended(pidfd)  # a namespace ends only when the last of its dead is reaped
         self._end_first(first)
 
     def _end_first(self, first: int) -> None:
-        with suppress(ProcessLookupError):
+        try:
+            pidfd = os.pidfd_open(first)
+        except ProcessLookupError:  # reaped by the kernel, in the moment when another was made
+            return
+        except OSError:  # no descriptor is to be had: it is waited for
             os.kill(first, signal.SIGKILL)
-        self._dying.add(first)
+            _reap(first)
+            return
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        self._dying[pidfd] = first
+        self._epoll.register(pidfd, select.EPOLLIN)
 
-    def _patience(self) -> float | None:
-        self._dying -= {pid for pid in self._dying if _reaped(pid)}
-        return _BURIAL if self._dying else None
 
-
-def _reaped(pid: int) -> bool:
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] == pid
-    except ChildProcessError:
-        return True  # by the kernel, in the moment when an init was made
+def _reap(pid: int) -> None:
+    with suppress(ChildProcessError):
+        os.waitpid(pid, 0)
 
 
 def _prepare(found: project.Project, preload: bool | str) -> tuple[Loaded | None, dict[str, Any]]:
