@@ -623,6 +623,9 @@ async def test_anything_killed_at_any_moment(engine, family, pen, isolation):
     assert await engine.find() == []
     await works(engine)
     await eventually("their processes to be gone", lambda: not family.instances() and not family.firsts())
-    spawner = family.spawner.pid
+    await eventually("the dead to be buried", lambda: not _unburied(family.spawner.pid))
+
+
+def _unburied(parent):
     everybody = lab.processes({int(name) for name in os.listdir("/proc") if name.isdigit()})
-    assert [process for process in everybody if process.parent == spawner and process.zombie] == []
+    return [process for process in everybody if process.parent == parent and process.zombie]
