@@ -193,22 +193,3 @@ def test_a_result_shows_its_structure_only_when_there_is_one() -> None:
 def test_what_has_no_json_form_raises_what_is_announced(value: Any) -> None:
     with pytest.raises(NOT_JSON):
         to_json(value)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "admitted", "refused"),
-    [
-        (None, ["0.0.1", "9.9.9"], []),
-        ("latest", ["1.0.0"], []),
-        ("1.2.3", ["1.2.3"], ["1.2.4", "1.2.30"]),
-        ("1.2", ["1.2.0", "1.2.9"], ["1.3.0", "2.2.0"]),
-        ("1", ["1.0.0", "1.9.9"], ["2.0.0"]),
-        ("^1.2", ["1.2.0", "1.9.0"], ["1.1.9", "2.0.0"]),
-        ("^0.2.3", ["0.2.3", "0.2.9"], ["0.2.2", "0.3.0", "1.0.0"]),
-        ("~1.2.3", ["1.2.3", "1.2.9"], ["1.2.2", "1.3.0"]),
-        ("~1.2", ["1.2.0", "1.2.9"], ["1.3.0"]),
-    ],
-)
-def test_which_versions_a_reference_admits(wanted: str | None, admitted: list[str], refused: list[str]) -> None:
-    ref = EnvRef("x", wanted)
-    assert [version for version in admitted + refused if ref.admits(version)] == admitted

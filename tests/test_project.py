@@ -1,17 +1,14 @@
-"""A project on disk: what is read, what is refused and where, what is written, what is packed."""
+"""A project on disk: what is read, what is refused and where, what is written."""
 
-import gzip
-import io
 import json
 import os
-import tarfile
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aenv import project
-from aenv.errors import Conflict, Invalid, InvalidConfig, NotFound, TooLarge
+from aenv.errors import Conflict, Invalid, InvalidConfig, NotFound
 from aenv.project import fields
 from aenv.project.scan import scan
 
@@ -417,96 +414,3 @@ def test_a_bad_version_or_template_makes_nothing(tmp_path):
         project.scaffold("a", tmp_path, template="terminl")
     assert caught.value.hint == "did you mean 'terminal'?"
     assert os.listdir(tmp_path) == []
-
-
-# Packing
-
-
-def names_in(package):
-    with tarfile.open(fileobj=io.BytesIO(package)) as archive:
-        return archive.getnames()
-
-
-def test_the_same_files_give_the_same_bytes(tmp_path):
-    packages = []
-    for number, parent in enumerate((tmp_path / "one", tmp_path / "two")):
-        project.scaffold("a", parent)
-        for file in (parent / "a").rglob("*"):
-            os.utime(file, (number, number))
-        (parent / "a" / "README.md").chmod(0o600 if number else 0o644)
-        packages.append(project.pack(project.read(parent / "a")))
-    assert packages[0] == packages[1]
-    assert project.digest(packages[0]).startswith("sha256:")
-    assert len(project.digest(packages[0])) == 71
-    with tarfile.open(fileobj=io.BytesIO(packages[0])) as archive:
-        members = archive.getmembers()
-    assert [member.name for member in members] == sorted(member.name for member in members)
-    assert {(member.mtime, member.uid, member.gid, member.uname) for member in members} == {(0, 0, 0, "")}
-
-
-def test_private_files_caches_and_ignored_ones_are_left_out(root):
-    put(root, MINIMAL)
-    (root / ".aenvignore").write_text("# mine\n\n*.log\n!keep.log\ndata/\n/top.txt\ndocs/*.md\n")
-    kept = ["a.py", "keep.log", "sub/top.txt", "sub/datafile", "docs/a.txt", "deep/docs/b.md", "data.txt"]
-    left = [
-        *(
-            ".env",
-            ".env.local",
-            "sub/.env",
-            ".git/config",
-            ".venv/bin/python",
-            "src/__pycache__/a.pyc",
-            "a.pyc",
-        ),
-        *("x.log", "sub/x.log", "data/x", "sub/data/y", "top.txt", "docs/a.md", ".pytest_cache/x"),
-    ]
-    for name in kept + left:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(name)
-    assert sorted(names_in(project.pack(project.read(root)))) == sorted([*kept, ".aenvignore", "config.json"])
-
-
-def test_links_stay_inside(root, tmp_path):
-    put(root, MINIMAL)
-    (root / "sub").mkdir()
-    (root / "sub" / "link").symlink_to(root / "config.json")
-    (root / "folder").symlink_to(root / "sub", target_is_directory=True)
-    package = project.pack(project.read(root))
-    with tarfile.open(fileobj=io.BytesIO(package)) as archive:
-        links = {member.name: member.linkname for member in archive.getmembers() if member.issym()}
-    assert links == {"sub/link": "../config.json", "folder": "sub"}
-    (tmp_path / "secret").write_text("x")
-    (root / "out").symlink_to(tmp_path / "secret")
-    with pytest.raises(Invalid, match="the link out leaves the project"):
-        project.pack(project.read(root))
-    (root / ".aenvignore").write_text("out\n")
-    assert "out" not in names_in(project.pack(project.read(root)))
-    (root / "nowhere").symlink_to("missing")
-    with pytest.raises(Invalid, match="points to nothing"):
-        project.pack(project.read(root))
-
-
-def test_a_pipe_is_refused(root):
-    os.mkfifo(put(root, MINIMAL) / "pipe")
-    with pytest.raises(Invalid, match="pipe is neither a file nor a link"):
-        project.pack(project.read(root))
-
-
-def test_a_project_that_is_too_large_says_what_is_large(root):
-    put(root, MINIMAL)
-    (root / "weights.bin").write_bytes(b"x" * 3_000_000)
-    with pytest.raises(TooLarge, match=r"2\.9 MiB of files; 1\.0 MiB is the most") as caught:
-        project.pack(project.read(root), limit=1024 * 1024)
-    assert "weights.bin (2.9 MiB)" in caught.value.hint
-
-
-def test_an_executable_stays_one(root):
-    put(root, MINIMAL)
-    (root / "go.sh").write_text("#!/bin/sh\n")
-    (root / "go.sh").chmod(0o700)
-    package = project.pack(project.read(root))
-    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(package))) as archive:
-        assert {member.name: member.mode for member in archive.getmembers()} == {
-            "config.json": 0o644,
-            "go.sh": 0o755,
-        }

@@ -14,7 +14,9 @@ from aenv.errors import Invalid, ToolError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 VERSION = re.compile(r"\d+\.\d+\.\d+(?:[-+][0-9A-Za-z.+-]+)?", re.ASCII)
-_RANGE = re.compile(r"[\^~]?\d+(?:\.\d+){0,2}(?:[-+][0-9A-Za-z.+-]+)?|latest|\*", re.ASCII)
+RANGE = re.compile(
+    r"(?P<operator>[\^~]?)(?P<numbers>\d+(?:\.\d+){0,2})(?P<rest>[-+][0-9A-Za-z.+-]+)?|latest|\*", re.ASCII
+)
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
 _NUMBER = re.compile(r"\d+\.?\d*|\.\d+", re.ASCII)
 
@@ -33,27 +35,12 @@ class EnvRef(Struct, frozen=True):
                 f"{text!r} is not an environment name",
                 hint="use letters, digits, '-', '_' and '.', for example 'mini-terminal@1.0.1'",
             )
-        if at and not _RANGE.fullmatch(version):
+        if at and not RANGE.fullmatch(version):
             raise Invalid(f"{version!r} in {text!r} is not a version", hint="use name@1.0.1, name@^1.0 or name@latest")
         return cls(name, version or None)
 
     def __str__(self) -> str:
         return f"{self.name}@{self.version}" if self.version else self.name
-
-    def admits(self, version: str) -> bool:
-        """Whether a version is one that is asked for: ``^1.2`` up to 2, ``~1.2`` up to 1.3, ``1.2`` any 1.2.x."""
-        wanted = self.version
-        if wanted in (None, "latest", "*") or wanted == version:
-            return True
-        parts = [int(part) for part in re.split(r"[-+]", wanted.lstrip("^~"))[0].split(".")]
-        found = [int(part) for part in re.split(r"[-+]", version)[0].split(".")]
-        if wanted[0] == "^":
-            fixed = next((place for place, part in enumerate(parts) if part), len(parts) - 1) + 1
-        elif wanted[0] == "~":
-            fixed = min(len(parts), 2)
-        else:
-            return len(parts) < 3 and found[: len(parts)] == parts
-        return found[:fixed] == parts[:fixed] and found >= parts
 
 
 def parse_duration(value: str | float, what: str = "ttl") -> float:

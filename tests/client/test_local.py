@@ -118,6 +118,14 @@ def test_then_the_newest_version_that_was_fetched(home: Path) -> None:
         _found("tool@3.0.0")
 
 
+def test_a_fetched_pre_release_is_taken_when_it_is_named_or_alone(home: Path) -> None:
+    for version in ("1.0.0", "2.0.0-rc.2", "2.0.0-rc.10", "notes"):
+        _project(home / "envs" / "tool" / version, "tool", version)
+    assert _found("tool").name == "1.0.0"
+    assert _found("tool@2.0.0-rc.2").name == "2.0.0-rc.2"
+    assert _found("tool@^2.0").name == "2.0.0-rc.10"
+
+
 def test_then_the_built_in_ones(home: Path) -> None:
     assert _found("mini-terminal@1.0.1").name == "mini-terminal"
     with pytest.raises(NotFound) as caught:

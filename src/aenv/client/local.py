@@ -25,9 +25,10 @@ from aenv.engines import load_engine
 from aenv.engines.base import Engine
 from aenv.engines.specs import complete
 from aenv.errors import AEnvError, Invalid, NotFound, did_you_mean
-from aenv.models import VERSION, EnvRef, Sandbox, SandboxSpec
+from aenv.models import EnvRef, Sandbox, SandboxSpec
 from aenv.project import Project
 from aenv.project.builtin import builtin, builtin_names
+from aenv.project.versions import admits, newest
 from aenv.runtime import registry
 
 _STATES = 4096
@@ -81,7 +82,7 @@ def resolve(spec: SandboxSpec) -> SandboxSpec:
     ref = spec.env
     spec = _with_datasource(spec)
     here = _here()
-    if here is not None and here.name == ref.name and ref.admits(here.version):
+    if here is not None and here.name == ref.name and admits(ref, here.version):
         return complete(spec, here, stamp=_stamp(here.root))
     if found := _fetched(ref) or _built_in(ref):
         return complete(spec, found)
@@ -116,20 +117,8 @@ def _names(envs: Path) -> list[str]:
 def _fetched(ref: EnvRef) -> Project | None:
     """The newest version in ``~/.aenv/envs/NAME/VERSION`` that is asked for."""
     folder = config.home() / "envs" / ref.name
-    admitted = [version for version in _names(folder) if _is_version(version) and ref.admits(version)]
-    if not admitted:
-        return None
-    return project.read(folder / max(admitted, key=_order))
-
-
-def _is_version(text: str) -> bool:
-    return VERSION.fullmatch(text) is not None
-
-
-def _order(version: str) -> tuple[list[int], bool, str]:
-    """A release comes after its own pre-releases."""
-    numbers, _, pre = version.partition("-")
-    return [int(part) for part in numbers.partition("+")[0].split(".")], not pre, pre
+    version = newest(_names(folder), ref)
+    return project.read(folder / version) if version else None
 
 
 def _built_in(ref: EnvRef) -> Project | None:
@@ -137,7 +126,7 @@ def _built_in(ref: EnvRef) -> Project | None:
     if path is None:
         return None
     found = project.read(path)
-    return found if ref.admits(found.version) else None
+    return found if admits(ref, found.version) else None
 
 
 def _stamp(root: Path) -> str:
