@@ -27,6 +27,7 @@ DEEDS = [
     "strange",
     "many_descriptors",
     "lingering",
+    "last_wails",
     "hang_up",
     "exits",
 ]

@@ -57,7 +57,7 @@ class Shape(NamedTuple):
 
 
 class Cell:
-    """One process with all that was made for it. Its fields are the cells' own business, its channel excepted."""
+    """One process with all that was made for it."""
 
     def __init__(self, zygote: Zygote, shape: Shape, number: int, slot: int, path: Path) -> None:
         self.channel, self.printed, report, log = connect()
@@ -158,10 +158,13 @@ class Cells:
     # Spares
 
     async def _make_spare(self, zygote: Zygote, shape: Shape) -> None:
-        cell = self._new(zygote, shape)
+        try:
+            cell = self._new(zygote, shape)
+        except (AEnvError, OSError):  # whoever asks next hears why
+            return
         try:
             await self.seal(cell)
-        except (AEnvError, OSError):  # whoever asks next hears why
+        except (AEnvError, OSError):
             await self.end(cell)
             return
         if zygote.dead or cell.pidfd is None:

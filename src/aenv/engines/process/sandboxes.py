@@ -284,6 +284,8 @@ class Sandboxes:
             if isinstance(unhealthy, str):
                 live.reason = f"unhealthy: {words(unhealthy, 1024)}" if unhealthy else ""
                 await asyncio.sleep(_NEWS)  # who says too much is heard less
+                if not cell.alive:  # however much it had to say
+                    reason = await self._cells.why(cell)
             else:
                 reason = "it spoke to the engine unasked, which only hostile code does"
         ended_well = cell.exit is not None and cell.exit.done() and cell.exit.result() == 0

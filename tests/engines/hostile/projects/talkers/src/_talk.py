@@ -139,6 +139,13 @@ def _for_ever(send: Callable[[socket.socket], object]) -> str:
     return "talks"
 
 
+def last_wails() -> str:
+    """Complain more often than anybody listens, and die."""
+    for number in range(500):
+        say({"unhealthy": f"for the {number}th time"})
+    os._exit(3)
+
+
 def hang_up() -> str:
     to_the_spawner().shutdown(socket.SHUT_RDWR)
     return "hung up"
@@ -185,6 +192,6 @@ DEEDS = {
     deed.__name__: deed
     for deed in (
         *(nested, unreadable, too_long, big_number, strange, many_descriptors, endless, endless_descriptors, hang_up),
-        *(lingering, exits, wrong_failure, long_failure, wrong_facts, many_patterns, long_boot),
+        *(lingering, last_wails, exits, wrong_failure, long_failure, wrong_facts, many_patterns, long_boot),
     )
 }
