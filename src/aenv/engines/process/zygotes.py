@@ -146,6 +146,7 @@ class Zygote:
             await made.close()
             process.kill()
             await asyncio.to_thread(process.wait)
+            await asyncio.to_thread(_end_group, process.pid)
             if isinstance(exc, SandboxLost):
                 raise StartFailed(f"{ended}\n{made.printed.last()}".rstrip()) from exc
             raise
@@ -343,6 +344,15 @@ def bury(pidfd: int) -> None:
     """Leave no zombie of a process that is dead, if it is this one's to bury."""
     with suppress(ChildProcessError):
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+
+
+def _end_group(leader: int) -> None:
+    """End and bury what a jail that came to nothing left to this process: its stub may never have been told of."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        while True:
+            os.waitid(os.P_PGID, leader, os.WEXITED)
 
 
 async def _quietly(waiting: Awaitable[Any]) -> None:
