@@ -7,6 +7,7 @@
       Unauthorized                unauthorized       401
       Forbidden                   forbidden          403
       NotFound                    not_found          404
+        NotServed                 not_served         404   the server has no such route
       Conflict                    conflict           409
       RateLimited                 rate_limited       429
       Unsupported                 unsupported        501
@@ -71,6 +72,10 @@ class Forbidden(AEnvError):
 
 class NotFound(AEnvError):
     code, status = "not_found", 404
+
+
+class NotServed(NotFound):
+    code = "not_served"
 
 
 class Conflict(AEnvError):
