@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import hypothesis
@@ -9,6 +10,8 @@ import pytest
 
 from tests.support import FIXTURES, Sandbox, sandbox
 
+# A shell that runs the tests in the background has SIGINT ignored, and every process started here would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is not a failure
 hypothesis.settings.load_profile("untimed")
 
