@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from benchmarks import calls, clients, http_client, instances, report, startup
+from benchmarks import calls, clients, http_client, instances, report, startup, stores
 from benchmarks.measure import Effort, Line
 
 FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
@@ -24,6 +24,7 @@ FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
     "instance_start": instances.start,
     "instances": instances.live,
     "instance_calls": instances.calls,
+    "stores": stores.stores,
 }
 ISOLATED = ("instance_start", "instances", "instance_calls")
 """What is measured only where a sandbox can be isolated in every way."""

@@ -40,6 +40,7 @@ _SAMPLES = (100, 10_000)
 """Records that are counted to tell which of several tags is the rarest; the second when the first does not tell."""
 _COLUMNS = "records.kind, records.key, value, revision, tags, records.rank, search, expires_at"
 _ORDER = "ORDER BY rank DESC, key"
+_BACKWARDS = "ORDER BY rank, key DESC"
 _ALIVE = "(expires_at IS NULL OR expires_at > ?)"
 
 _CAUSES: dict[str, tuple[type[AEnvError], str, str]] = {
@@ -125,16 +126,18 @@ class SqliteStore(Store):
             if len(wanted) > 1:
                 wanted = _rarest_first(db, kind, wanted)
             matching, given = _matching(kind, wanted, containing.casefold())
+            total = _count(db, matching, given) if offset else None
+            order, count, start = _ORDER, limit, offset
+            if total is not None and offset > total // 2:  # from the end it is not as far
+                count = max(min(limit, total - offset), 0)
+                order, start = _BACKWARDS, max(total - offset, 0) - count
             query = (
-                f"SELECT {_COLUMNS} FROM ({matching} {_ORDER} LIMIT ? OFFSET ?) AS page"  # noqa: S608
+                f"SELECT {_COLUMNS} FROM ({matching} {order} LIMIT ? OFFSET ?) AS page"  # noqa: S608
                 " CROSS JOIN records ON records.id = page.record"
             )
-            rows = db.execute(query, (*given, limit, offset)).fetchall()
-            total = offset + len(rows)
-            if len(rows) == limit or (offset and not rows):
-                if "UNION" in matching:
-                    matching += f" {_ORDER}"  # in order, they are merged as they are read
-                total = db.execute(f"SELECT count(*) FROM ({matching})", given).fetchone()[0]  # noqa: S608
+            rows = db.execute(query, (*given, count, start)).fetchall()
+            if total is None:
+                total = len(rows) if len(rows) < limit else _count(db, matching, given)
         records = sorted(map(_record, rows), key=lambda record: (-record.order, record.key))
         return Page(records, total)
 
@@ -419,6 +422,13 @@ def _matching(kind: str, wanted: checks.Wanted, containing: str) -> tuple[str, l
     asked = [argument for other, among in others for argument in (kind, other, *among)]
     given = [argument for value in values for argument in (*given, kind, name, value, *asked)]
     return " UNION ".join([query] * len(values)), given
+
+
+def _count(db: sqlite3.Connection, matching: str, given: Sequence[Any]) -> int:
+    if "UNION" in matching:
+        matching += f" {_ORDER}"  # in order, they are merged as they are read
+    found: int = db.execute(f"SELECT count(*) FROM ({matching})", given).fetchone()[0]  # noqa: S608
+    return found
 
 
 def _rarest_first(db: sqlite3.Connection, kind: str, wanted: checks.Wanted) -> checks.Wanted:
