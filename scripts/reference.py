@@ -1,8 +1,9 @@
-"""Writes docs/reference/settings.md and api.md from the code; ``--check`` says whether they are up to date."""
+"""Writes docs/reference/settings.md, api.md and http.md from the code; ``--check`` says whether they are up to date."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,12 @@ from typing import Any
 
 import aenv
 from aenv import config, errors
+from aenv.api.routes import routes as instance_routes
+from aenv.hub.routes import routes as hub_routes
+from aenv.runtime.access import Hosts
+from aenv.web import openapi
+from aenv.web.accounts import routes as account_routes
+from aenv.web.app import App
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 WIDTH = 100
@@ -20,6 +27,14 @@ GROUPS = (
     ("Writing an environment", aenv._HOME["aenv.runtime.registry"]),
     ("What a function may ask", ("Context",)),
 )
+SERVICES = {
+    "env": "Environments: the hub",
+    "env-instance": "Instances: the API service",
+    "token": "Tokens, secrets and the audit log: both",
+    "secret": "Tokens, secrets and the audit log: both",
+    "audit": "Tokens, secrets and the audit log: both",
+    "service": "Every service",
+}
 HAND_OVER = "Made from the code by `scripts/reference.py`."
 
 
@@ -177,9 +192,113 @@ def _errors() -> Iterator[str]:
     yield ""
 
 
+def http() -> str:
+    """The page of both services. A table of routes needs no service behind it to be read."""
+    nothing: Any = None
+    routes = [*hub_routes(nothing), *instance_routes(nothing), *account_routes(nothing, nothing, nothing)]
+    app = App(routes, title="AEnvironment", authenticate=nothing, guard=Hosts(loopback=True))
+    document = openapi.describe(app.title, app.table.endpoints)
+    groups: dict[str, list[str]] = {}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            group = groups.setdefault(SERVICES[operation["tags"][0]], [])
+            group += _route(method.upper(), path, operation)
+    parts = [
+        "# HTTP",
+        "",
+        f"{HAND_OVER} A platform also serves this description itself, as `/openapi.json` and `/docs`.",
+        "",
+        document["info"]["description"],
+        "",
+        "A token goes along as `Authorization: Bearer ...`. Each route names the scope that it must have; `admin` has",
+        "them all. The data port has the routes of [the runtime](../concepts/runtime.md), under the instance's URL.",
+        "",
+    ]
+    for title in dict.fromkeys(SERVICES.values()):
+        parts += [f"## {title}", "", *groups[title]]
+    parts += ["## Types", ""]
+    for name, schema in document["components"]["schemas"].items():
+        parts += _type(name, schema)
+    parts += [
+        "## Statuses",
+        "",
+        "`error` is a code of [the errors](api.md#errors).",
+        "",
+        "| status | why |",
+        "|---|---|",
+    ]
+    parts += [f"| {status} | {why} |" for status, why in openapi.STATUSES.items()]
+    return "\n".join([*parts, ""])
+
+
+def _route(method: str, path: str, operation: dict[str, Any]) -> Iterator[str]:
+    scopes = [f"`{scope}`" for needed in operation["security"] for found in needed.values() for scope in found]
+    yield f"### `{method} {path}`"
+    yield ""
+    yield f"{operation['summary']} {operation.get('description', '')}".strip()
+    yield f"Scope: {', '.join(scopes)}." if scopes else "Open to anybody."
+    yield ""
+    parameters = operation.get("parameters", ())
+    if parameters := [found for found in parameters if found["in"] != "path" or "description" in found]:
+        yield "| parameter | where | type | what it is |"
+        yield "|---|---|---|---|"
+        for found in parameters:
+            where = found["in"] if found["required"] else f"{found['in']}, optional"
+            yield f"| `{found['name']}` | {where} | {_shape(found['schema'])} | {found.get('description', '')} |"
+        yield ""
+    if body := operation.get("requestBody"):
+        schema = next(iter(body["content"].values()))["schema"]
+        optional = "" if body["required"] or not schema else ", optional"
+        yield f"Body{optional}: {_shape(schema) if schema else 'bytes'}."
+    for status, response in operation["responses"].items():
+        if status != "default":
+            yield f"Answers {status}: {', or '.join(_content(*found) for found in response['content'].items())}."
+    yield ""
+
+
+def _content(kind: str, found: dict[str, Any]) -> str:
+    properties = found["schema"].get("properties", {})
+    if "data" not in properties:
+        return "bytes" if kind == "*/*" else kind
+    return _shape(properties["data"]) + (", a page" if "total" in properties else "")
+
+
+def _type(name: str, schema: dict[str, Any]) -> Iterator[str]:
+    yield f"### {name}"
+    yield ""
+    if "description" in schema:
+        yield schema["description"]
+        yield ""
+    yield "| field | type | what it is |"
+    yield "|---|---|---|"
+    for field, found in schema["properties"].items():
+        optional = "" if field in schema.get("required", ()) else ", optional"
+        yield f"| `{field}` | {_shape(found)}{optional} | {found.get('description', '')} |"
+    yield ""
+
+
+def _shape(schema: dict[str, Any]) -> str:
+    """A schema in a few words."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(map(_shape, schema["anyOf"]))
+    if "const" in schema:
+        return f"`{json.dumps(schema['const'])}`"
+    if schema.get("type") == "array":
+        return f"list of {_shape(schema.get('items', {}))}"
+    if schema.get("type") == "object" and isinstance(schema.get("additionalProperties"), dict):
+        return f"object of {_shape(schema['additionalProperties'])}"
+    kind = schema.get("type", "anything")
+    default = schema.get("default")
+    shown = "" if default in (None, "", [], {}) else f", `{json.dumps(default)}` by default"
+    return (" or ".join(kind) if isinstance(kind, list) else kind) + shown
+
+
 def main() -> int:
     stale = 0
-    for name, page in (("settings.md", settings()), ("api.md", api())):
+    for name, page in (("settings.md", settings()), ("api.md", api()), ("http.md", http())):
         file = FOLDER / name
         if "--check" not in sys.argv[1:]:
             file.parent.mkdir(parents=True, exist_ok=True)

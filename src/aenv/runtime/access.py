@@ -1,9 +1,10 @@
-"""Who may talk to a sandbox: Host and Origin against DNS rebinding, and what a token opens."""
+"""Who may talk to a server: Host and Origin against DNS rebinding, and what a sandbox's token opens."""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from aenv.errors import Forbidden, Unauthorized
@@ -29,21 +30,23 @@ def _is_address(host: str) -> bool:
     return True
 
 
-_POWERS = ("/exec", "/files")
-"""What nobody gets without a token from beyond this machine, whatever else is open there."""
+class Headed(Protocol):
+    """A request, as far as its headers go."""
+
+    @property
+    def headers(self) -> Mapping[bytes, bytes]: ...
 
 
-class Guard:
-    """Lets a request in, or raises what it is refused with."""
+class Hosts:
+    """The names under which a server is served, and whose pages may call it."""
 
-    def __init__(self, gate: Gate, *, loopback: bool, allowed_hosts: Iterable[str] = ()) -> None:
-        self._gate = gate
+    def __init__(self, *, loopback: bool, allowed_hosts: Iterable[str] = ()) -> None:
         self._loopback = loopback
         self._allowed = {host.lower() for host in allowed_hosts}
         self._seen: set[tuple[bytes | None, bytes | None]] = set()
         """Pairs of Host and Origin that were let in; a client sends the same ones every time."""
 
-    def check_host(self, request: Request) -> None:
+    def check_host(self, request: Headed) -> None:
         """Refuse a name that an attacker's page may have pointed at this address."""
         pair = (request.headers.get(b"host"), request.headers.get(b"origin"))
         if pair in self._seen and b"sec-fetch-site" not in request.headers:
@@ -64,6 +67,18 @@ class Guard:
         # An address cannot be rebound, a name can.
         return is_loopback(host) or host in self._allowed or (not self._loopback and _is_address(host))
 
+
+_POWERS = ("/exec", "/files", "/ports/")
+"""What nobody gets without a token from beyond this machine, whatever else is open there."""
+
+
+class Guard(Hosts):
+    """Lets a request into a sandbox, or raises what it is refused with."""
+
+    def __init__(self, gate: Gate, *, loopback: bool, allowed_hosts: Iterable[str] = ()) -> None:
+        super().__init__(loopback=loopback, allowed_hosts=allowed_hosts)
+        self._gate = gate
+
     def access(self, request: Request) -> Access:
         """What the request's token opens."""
         header = request.headers.get(b"authorization", b"")
@@ -75,7 +90,7 @@ class Guard:
     def require(self, request: Request, needed: Access) -> None:
         found = self.access(request)
         if found >= needed:
-            if request.path in _POWERS and self._gate.open and not self._loopback:
+            if request.path.startswith(_POWERS) and self._gate.open and not self._loopback:
                 raise Forbidden(f"{request.path} is not open to everybody", hint="start it with a token")
             return
         if found is Access.NONE:
