@@ -9,7 +9,8 @@ What a comment before a block means:
 A page may say ``<!-- project: examples/01-hello -->`` once: its reader begins in a copy of that project.
 Without a comment: Python is run, and may await at the top level as in a notebook; JSON must be JSON; each line of
 a bash block is carried out when it is one of ``COMMANDS``, and any other command is a mistake in the page.
-``aenv run`` starts a sandbox that lives until the page ends. Its port is free, and stands in for 8081.
+``aenv run`` starts a sandbox that lives until the page ends. Its port is free, and stands in for 8081. ``aenv serve``
+starts a platform likewise, and its ports stand in for 8080 and 8081; served again, it is stopped first.
 """
 
 from __future__ import annotations
@@ -27,14 +28,18 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.platform.support import end_sandboxes
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 AENV = [sys.executable, "-c", "import sys; from aenv.cli import main; sys.exit(main())"]
 _PROJECT = re.compile(r"^<!-- project: (\S+) -->$", re.MULTILINE)
+_READY = re.compile(r"ready: control http://[^ ]+:(\d+) data http://[^ ]+:(\d+)")
 _FENCE = re.compile(
     r"^(?:<!-- (?P<comment>[^\n]*?) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -66,6 +71,9 @@ class Reader:
         self._loop = asyncio.new_event_loop()
         self._stack = contextlib.ExitStack()
         self._url: str | None = None
+        self._ports: dict[str, str] = {}
+        """The ports that stand in for those of the page."""
+        self._platform: subprocess.Popen[str] | None = None
 
     def read(self) -> int:
         """Follow the page; how many blocks were carried out."""
@@ -105,8 +113,11 @@ class Reader:
         self.done += 1
 
     def _here(self, text: str) -> str:
-        port = self._url.rpartition(":")[2] if self._url else "8081"
-        return text.replace("localhost:8081", f"localhost:{port}").replace("127.0.0.1:8081", f"127.0.0.1:{port}")
+        return re.sub(
+            r"(localhost|127\.0\.0\.1):(808[01])\b",
+            lambda found: f"{found[1]}:{self._ports.get(found[2], found[2])}",
+            text,
+        )
 
     def _python(self, block: Block) -> str:
         # Blank lines first, so that a traceback shows the page's own line.
@@ -126,13 +137,16 @@ class Reader:
         if words[:2] == ["aenv", "run"]:
             self.serve(words[2:])
             return ""
+        if words[:2] == ["aenv", "serve"]:
+            self.serve_platform(words[2:])
+            return ""
         known = COMMANDS.get(words[0])
         assert known, f"{words[0]!r} is not a command that these pages use"
         return known(self, [self._here(word) for word in words])
 
     def serve(self, options: list[str]) -> None:
         """A sandbox of the project here, as ``aenv run`` makes it."""
-        command = [*AENV, "run", "--quiet", "--output", "json", "--port", "0"]
+        command = [*AENV, "run", "--quiet", "--output", "json", "--port", "0", "--no-control"]
         command += [word for word in options if word not in ("--quiet", "-q", "--reload")]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self._stack.callback(process.wait, 10)
@@ -146,6 +160,34 @@ class Reader:
         assert shown, f"{self.page.name}: aenv run did not start"
         self._stack.callback(process.stdout.close)
         self._url = json.loads(shown)["url"]
+        self._ports["8081"] = self._url.rpartition(":")[2]
+
+    def serve_platform(self, options: list[str]) -> None:
+        """A platform, as ``aenv serve`` makes it."""
+        ports = ("8080", "8081")
+        if self._platform is None:
+            self._stack.callback(end_sandboxes, Path(os.environ["AENV_HOME"]))
+            self._stack.callback(self.stop_platform)
+            self._ports = dict.fromkeys(ports, "0")
+        self.stop_platform()
+        taken = (self._ports[port] for port in ports)
+        command = [*AENV, "serve", *options, "--port", next(taken), "--data-port", next(taken)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self._platform = process
+        assert process.stderr is not None
+        said = ""
+        for line in process.stderr:
+            said += line
+            if found := _READY.search(line):
+                self._ports = {"8080": found[1], "8081": found[2]}
+                threading.Thread(target=process.stderr.read, daemon=True).start()
+                return
+        raise AssertionError(f"{self.page.name}: aenv serve did not start\n{said}")
+
+    def stop_platform(self) -> None:
+        if self._platform is not None and self._platform.poll() is None:
+            self._platform.terminate()
+            self._platform.wait(30)
 
     # Commands
 
