@@ -41,6 +41,9 @@ if TYPE_CHECKING:
         NotFound as NotFound,
     )
     from aenv.errors import (
+        NotServed as NotServed,
+    )
+    from aenv.errors import (
         OutOfMemory as OutOfMemory,
     )
     from aenv.errors import (
@@ -54,6 +57,9 @@ if TYPE_CHECKING:
     )
     from aenv.errors import (
         StartFailed as StartFailed,
+    )
+    from aenv.errors import (
+        StorageFull as StorageFull,
     )
     from aenv.errors import (
         TooLarge as TooLarge,
@@ -128,11 +134,13 @@ _HOME = {
         "InvalidConfig",
         "NetworkError",
         "NotFound",
+        "NotServed",
         "OutOfMemory",
         "RateLimited",
         "SandboxError",
         "SandboxLost",
         "StartFailed",
+        "StorageFull",
         "ToolError",
         "ToolTimeoutError",
         "TooLarge",

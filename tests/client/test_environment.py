@@ -200,11 +200,11 @@ async def test_openai_names_of_tools_that_are_alike(tmp_path: Path) -> None:
 
 
 def test_openai_names_fit_and_map_back() -> None:
-    from aenv.client.environment import _openai_name
+    from aenv.client.openai import openai_name
 
     names: dict[str, str] = {}
     for tool in ("a.b", "a/b", "x" * 70, "x" * 71, "plain"):
-        name = _openai_name(tool, names)
+        name = openai_name(tool, names)
         assert len(name) <= 64
         assert name not in names
         assert name.replace("_", "").replace("-", "").isalnum()

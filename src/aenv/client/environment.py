@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import secrets
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
-from hashlib import sha256
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import quote, urlencode
@@ -19,7 +16,10 @@ import msgspec
 
 from aenv import http
 from aenv.cleanup import finish
-from aenv.client import mcp
+from aenv.client import answers, mcp
+from aenv.client.contents import content_of
+from aenv.client.control import RESTART
+from aenv.client.openai import openai_tools
 from aenv.client.provision import Control, Provision, choose
 from aenv.errors import (
     AEnvError,
@@ -31,7 +31,6 @@ from aenv.errors import (
     SandboxLost,
     StartFailed,
     Unsupported,
-    from_wire,
 )
 from aenv.models import NOT_JSON, EnvRef, ExecResult, Sandbox, SandboxSpec, ToolResult, parse_duration, to_json
 from aenv.runtime import registry
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from aenv.client.sync import SyncEnvironment
 
 log = logging.getLogger("aenv.environment")
-_OPENAI_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+log.addHandler(logging.NullHandler())
 UNREACHABLE = 5.0
 """Seconds a sandbox may be unreachable at the start before it is taken for absent."""
 FAREWELL = 5.0
@@ -58,12 +57,13 @@ class Environment:
     """One sandbox of an environment, for the length of an ``async with`` block or until ``release``.
 
     The first call starts it. A tool that fails gives a ``ToolResult`` with ``is_error``; what the platform fails at
-    raises an ``AEnvError``.
+    raises an ``AEnvError``. With ``instance_id`` it is an instance that a platform has already: the name may be left
+    out, and releasing it ends nothing.
     """
 
     def __init__(
         self,
-        env_name: str,
+        env_name: str = "",
         datasource: str = "",
         ttl: str | float | None = None,
         environment_variables: Mapping[str, str] | None = None,
@@ -77,10 +77,17 @@ class Environment:
         owner: str | None = None,
         labels: Mapping[str, str] | None = None,
         *,
+        instance_id: str | None = None,
+        service_id: str | None = None,
         seed: int | None = None,
         resources: Mapping[str, str] | None = None,
         provision: Provision | None = None,
     ) -> None:
+        if service_id is not None:
+            raise Unsupported(
+                f"service {service_id!r} cannot be used: platforms have no services yet",
+                hint="attach to an instance with instance_id=, or start one by its environment's name",
+            )
         registry.stop_script()
         self.env_name = env_name
         self.timeout = timeout
@@ -88,7 +95,7 @@ class Environment:
         self.max_retries = max_retries
         self.skip_for_healthy = skip_for_healthy
         self.spec = SandboxSpec(
-            env=EnvRef.parse(env_name),
+            env=EnvRef.parse(env_name) if env_name or instance_id is None else EnvRef(""),
             datasource=datasource,
             ttl=None if ttl is None else parse_duration(ttl),
             startup_timeout=startup_timeout,
@@ -99,7 +106,7 @@ class Environment:
             seed=seed,
             resources=dict(resources or {}),
         )
-        self._provision = provision or choose(aenv_url, api_key)
+        self._provision = provision or choose(aenv_url, api_key, retries=max_retries, instance_id=instance_id)
         self._sandbox: Sandbox | None = None
         self._stack: AsyncExitStack | None = None
         self._forwarded: str | None = None
@@ -148,6 +155,7 @@ class Environment:
             self._process = os.getpid()
             self._stack = stack.pop_all()
             self._sandbox = sandbox
+            self.env_name = self.env_name or sandbox.env
         log.info("[ENV:%s] Environment %s is ready", sandbox.id, self.env_name)
 
     async def _healthy(self, sandbox: Sandbox, headers: bytes, patience: float) -> bytes | None:
@@ -159,11 +167,11 @@ class Environment:
             try:
                 async with asyncio.timeout(max(patience, 0.001)):
                     response = await http.request("GET", sandbox.url, "/health", headers=headers, retries=0)
-                reason = f"unhealthy: {_reason(response)}"
+                reason = f"unhealthy: {answers.reason(response)}"
                 if response.status == 200:
                     return response.headers.get(b"aenv-boot")
                 if response.status not in http.BUSY:
-                    raise _error(response)
+                    raise answers.error(response)
                 limit = patience
             except (NetworkError, TimeoutError) as exc:
                 reason = str(exc) or "no answer"
@@ -218,19 +226,7 @@ class Environment:
 
     async def list_openai_tools(self) -> list[dict[str, Any]]:
         """The tools as OpenAI's API takes them; ``call_tool`` understands the names given here."""
-        found = []
-        tools = await self._tools()
-        names = {tool["name"]: tool["name"] for tool in tools if _OPENAI_NAME.fullmatch(tool["name"])}
-        for tool in tools:
-            name = tool["name"] if tool["name"] in names else _openai_name(tool["name"], names)
-            names[name] = tool["name"]
-            function = {
-                "name": name,
-                "description": tool.get("description") or "",
-                "parameters": tool["inputSchema"],
-            }
-            found.append({"type": "function", "function": function})
-        self._openai_names = names
+        found, self._openai_names = openai_tools(await self._tools())
         return found
 
     async def call_tool(
@@ -298,8 +294,8 @@ class Environment:
         query = f"?{urlencode(dict(arguments))}" if arguments else ""
         response = await self._fetch(f"/health{query}", retries=0)
         if response.status not in (200, 503):
-            raise _error(response)
-        found: dict[str, Any] = _envelope(response).get("data") or {}
+            raise answers.error(response)
+        found: dict[str, Any] = answers.envelope(response).get("data") or {}
         return found
 
     async def get_env_info(self) -> dict[str, Any]:
@@ -324,9 +320,9 @@ class Environment:
         return f"{await self._public(sandbox)}/mcp{token}"
 
     async def _public(self, sandbox: Sandbox) -> str:
-        """A URL that others on this machine can use, too."""
-        if not sandbox.url.startswith("unix:"):
-            return sandbox.url
+        """A URL that others can use, too: wherever they are when it is a platform's, else on this machine."""
+        if sandbox.public_url or not sandbox.url.startswith("unix:"):
+            return sandbox.public_url or sandbox.url
         async with self._opening:
             if self._forwarded is None:
                 if self._stack is None:
@@ -364,21 +360,15 @@ class Environment:
         A relative path is under the work directory. Folders that are missing are made.
         """
         await self._ready()
-        if isinstance(content, os.PathLike):
-            content = await asyncio.to_thread(_read_local, content)
-        elif isinstance(content, str):
-            content = content.encode()
-        elif not isinstance(content, (bytes, bytearray, memoryview)):
-            raise Invalid(f"a {type(content).__name__} cannot be uploaded", hint="give bytes, str or a local Path")
-        headers = b"Content-Type: application/octet-stream\r\n"
-        what = f"upload of {path}"
-        _data(await self._call(f"/files?path={quote(path)}", headers, bytes(content), timeout, what, "PUT"))
+        headers, body = b"Content-Type: application/octet-stream\r\n", await content_of(content)
+        there = f"/files?path={quote(path)}"
+        answers.data(await self._call(there, headers, body, timeout, f"upload of {path}", "PUT"))
 
     async def download(self, path: str, timeout: float | None = None) -> bytes:
         """The content of a file in the sandbox; a relative path is under the work directory."""
         response = await self._fetch(f"/files?path={quote(path)}", timeout=timeout)
         if response.status != 200:
-            raise _error(response)
+            raise answers.error(response)
         if response.headers.get(b"content-type") != b"application/octet-stream":
             raise Conflict(f"{path} is a directory", hint="download its files one by one")
         return response.body
@@ -403,12 +393,17 @@ class Environment:
             async for line in lines:
                 yield line
 
-    def _control(self, power: str, asked: str) -> Control:
+    async def expose(self, port: int, ttl: str | float | None = None) -> str:
+        """A URL of a port inside, open to whoever has it, for ``ttl`` or as long as the platform thinks fit."""
+        seconds = None if ttl is None else parse_duration(ttl)
+        control = self._control("expose", "asked to show a port", "'aenv serve' starts a platform, which can; name it")
+        return await control.expose((await self._ready()).id, port, seconds)
+
+    def _control(
+        self, power: str, asked: str, hint: str = "an attached sandbox is its starter's to control"
+    ) -> Control:
         if not hasattr(self._provision, power):
-            raise Unsupported(
-                f"this sandbox cannot be {asked}: what provided it has no such power",
-                hint="an attached sandbox is in the hands of whoever started it",
-            )
+            raise Unsupported(f"this sandbox cannot be {asked}: what provided it has no such power", hint=hint)
         return cast(Control, self._provision)
 
     # The one way out
@@ -426,16 +421,14 @@ class Environment:
             body = to_json(arguments or {})
         except NOT_JSON as exc:
             raise Invalid(f"the arguments of {what} cannot be sent: {exc}") from exc
-        response = await self._call(path, b"Content-Type: application/json\r\n", body, timeout, what)
-        return _data(response)
+        return answers.data(await self._call(path, b"Content-Type: application/json\r\n", body, timeout, what))
 
     async def _get(self, path: str) -> Any:
-        return _data(await self._fetch(path))
+        return answers.data(await self._fetch(path))
 
     async def _fetch(self, path: str, retries: int | None = None, timeout: float | None = None) -> http.Response:
         sandbox = await self._ready()
-        retries = self.max_retries if retries is None else retries
-        request = http.request("GET", sandbox.url, path, headers=self._headers, retries=retries, repeatable=True)
+        request = self._request(sandbox, "GET", path, self._headers, retries=retries)
         return await self._within(self.timeout if timeout is None else timeout, request, path, sandbox)
 
     async def _call(
@@ -445,27 +438,40 @@ class Environment:
         sandbox = await self._ready()
         call_id = secrets.token_hex(12)
         headers = b"%b%bAEnv-Call-Id: %b\r\n" % (headers, self._headers, call_id.encode())
-        request = http.request(
-            method, sandbox.url, path, headers=headers, body=body, retries=self.max_retries, repeatable=True
-        )
+        request = self._request(sandbox, method, path, headers, body)
         try:
             return await self._within(self.timeout if timeout is None else timeout, request, what, sandbox)
         except (asyncio.CancelledError, CallTimeout):
             self._say_cancelled(sandbox, call_id)
             raise
 
+    def _request(
+        self, sandbox: Sandbox, method: str, path: str, headers: bytes, body: bytes = b"", retries: int | None = None
+    ) -> Coroutine[Any, Any, http.Response]:
+        return http.request(
+            *(method, sandbox.url, path),
+            headers=headers,
+            body=body,
+            retries=self.max_retries if retries is None else retries,
+            repeatable=True,
+            reconnecting=RESTART if sandbox.relayed else 0.0,
+        )
+
     async def _within(
         self, seconds: float, request: Coroutine[Any, Any, http.Response], what: str, sandbox: Sandbox
     ) -> http.Response:
         try:
             async with asyncio.timeout(seconds) as limit:
-                return await request
+                response = await request
+                if not sandbox.relayed or response.status != SandboxLost.status:
+                    return response
+                failed: AEnvError = answers.error(response)
         except TimeoutError:
             if not limit.expired():
                 raise
-            failed: AEnvError = CallTimeout(f"{what} did not answer within {seconds:g} s")
+            failed = CallTimeout(f"{what} did not answer within {seconds:g} s")
         except http.NotSent as exc:
-            failed = SandboxLost(f"the sandbox is gone: {exc}")
+            failed = exc if sandbox.relayed else SandboxLost(f"the sandbox is gone: {exc}")
         except NetworkError as exc:
             failed = exc
         if reason := await self._reason(sandbox, 0.0 if isinstance(failed, CallTimeout) else NEWS):
@@ -491,42 +497,3 @@ class Environment:
         task = asyncio.get_running_loop().create_task(farewell())
         self._farewells.add(task)
         task.add_done_callback(self._farewells.discard)
-
-
-def _read_local(path: os.PathLike[str]) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as exc:
-        raise Invalid(f"the local file {os.fspath(path)} cannot be read: {exc.strerror or exc}") from exc
-
-
-def _openai_name(tool: str, taken: Mapping[str, str]) -> str:
-    name = re.sub(r"[^A-Za-z0-9_-]", "_", tool)[:64]
-    if name in taken or len(tool) > 64:
-        name = f"{name[:55]}_{sha256(tool.encode()).hexdigest()[:8]}"
-    return name
-
-
-def _envelope(response: http.Response) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(response.body, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise NetworkError(f"the answer (status {response.status}) is not the runtime's: {exc}") from exc
-
-
-def _data(response: http.Response) -> Any:
-    if response.status != 200:
-        raise _error(response)
-    body = _envelope(response)
-    if "data" not in body:
-        raise NetworkError("the answer has no data: is this a sandbox's address?")
-    return body["data"]
-
-
-def _error(response: http.Response) -> AEnvError:
-    body = _envelope(response)
-    return from_wire({**body, "message": body.get("error")})
-
-
-def _reason(response: http.Response) -> str:
-    return str(_envelope(response).get("error") or response.status)

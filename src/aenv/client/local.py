@@ -28,11 +28,10 @@ from aenv.errors import AEnvError, Invalid, NotFound, did_you_mean
 from aenv.models import EnvRef, Sandbox, SandboxSpec
 from aenv.project import Project
 from aenv.project.builtin import builtin, builtin_names
+from aenv.project.stamp import stamp
 from aenv.project.versions import admits, newest
 from aenv.runtime import registry
 
-_STATES = 4096
-"""Most files of a project that are looked at to tell whether it was edited."""
 _SCRIPT = """\
 from aenv.runtime.registry import load_script
 
@@ -83,7 +82,7 @@ def resolve(spec: SandboxSpec) -> SandboxSpec:
     spec = _with_datasource(spec)
     here = _here()
     if here is not None and here.name == ref.name and admits(ref, here.version):
-        return complete(spec, here, stamp=_stamp(here.root))
+        return complete(spec, here, stamp=stamp(here.root))
     if found := _fetched(ref) or _built_in(ref):
         return complete(spec, found)
     if script := _script(ref.name):
@@ -127,24 +126,6 @@ def _built_in(ref: EnvRef) -> Project | None:
         return None
     found = project.read(path)
     return found if admits(ref, found.version) else None
-
-
-def _stamp(root: Path) -> str:
-    """Changes when a file of the project does."""
-    digest = hashlib.sha256()
-    count = 0
-    for directory, names, files in os.walk(root):
-        names[:] = sorted(name for name in names if not name.startswith(".") and name != "__pycache__")
-        for name in sorted(files):
-            try:
-                status = os.stat(os.path.join(directory, name), follow_symlinks=False)
-            except FileNotFoundError:
-                continue  # it was removed since it was listed
-            digest.update(f"{directory}/{name} {status.st_mtime_ns} {status.st_size}\n".encode())
-            count += 1
-            if count == _STATES:
-                return digest.hexdigest()
-    return digest.hexdigest()
 
 
 def _script(name: str) -> Project | None:

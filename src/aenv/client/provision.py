@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Protocol
 
 from aenv import config, http
-from aenv.errors import Unsupported
 from aenv.models import Sandbox, SandboxSpec
 
 Provision = Callable[[SandboxSpec], AbstractAsyncContextManager[Sandbox]]
@@ -27,6 +26,9 @@ class Control(Protocol):
 
     async def reason(self, id: str, patience: float) -> str:
         """Why it failed or ended, in words; empty while it is well. One of memory begins "out of memory"."""
+
+    async def expose(self, id: str, port: int, ttl: float | None) -> str:
+        """A URL of a port inside, open to whoever has it."""
 
 
 def attach(url: str, token: str | None = None) -> Provision:
@@ -51,23 +53,17 @@ def _sandbox_url(given: str) -> str:
     return url
 
 
-def choose(aenv_url: str | None, api_key: str | None) -> Provision:
+def choose(
+    aenv_url: str | None, api_key: str | None, *, retries: int = 10, instance_id: str | None = None
+) -> Provision:
     """Where the sandbox comes from when the caller did not say: the first that is set."""
-    attached, platform = config.get("attach"), config.get("system_url")
-    if aenv_url or (platform and not attached):
-        return _no_platform(aenv_url or platform)
+    attached = config.get("attach")
+    if aenv_url or instance_id is not None or (config.get("system_url") and not attached):
+        from aenv.client.platform import Platform
+
+        return Platform(aenv_url, api_key, retries=retries, instance_id=instance_id)
     if attached:
         return attach(attached, config.get("api_key", api_key))
     from aenv.client.local import embedded
 
     return embedded
-
-
-def _no_platform(url: str) -> Provision:
-    def refuse(spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
-        raise Unsupported(
-            f"{spec.env} cannot be started on {url}: this version has no client for a platform",
-            hint="start the environment with 'aenv run' and set DUMMY_INSTANCE_IP=http://localhost",
-        )
-
-    return refuse

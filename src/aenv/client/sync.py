@@ -97,6 +97,7 @@ class SyncEnvironment:
     download = _blocking(Environment.download)
     history = _blocking(Environment.history)
     extend = _blocking(Environment.extend)
+    expose = _blocking(Environment.expose)
     logs = _iterating(Environment.logs)
 
     @property

@@ -1,0 +1,310 @@
+"""Asking a control plane, the hub or the API service: its address, the caller's token, one question and its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import re
+import stat
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+from msgspec import Struct
+
+from aenv import config, http
+from aenv.client.mcp import plain_header
+from aenv.errors import (
+    AEnvError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NetworkError,
+    NotFound,
+    RateLimited,
+    StorageFull,
+    TooLarge,
+    Unauthorized,
+    Unsupported,
+    from_wire,
+)
+
+PORT = 8080
+HERE = f"http://127.0.0.1:{PORT}"
+"""Where ``aenv serve`` is on this machine."""
+RESTART = 15.0
+"""Seconds that a service may take to restart; who asks it meanwhile does not hear of it."""
+MOST_ANSWER = 64 * 1024 * 1024
+MOST_FAILURE = 1024 * 1024
+QUIET = 60.0
+"""Seconds that either side of an up- or download may be silent."""
+_LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
+_REPEATABLE = ("GET", "HEAD", "PUT", "DELETE")
+_BY_STATUS: dict[int, type[AEnvError]] = {
+    400: Invalid,
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    413: TooLarge,
+    422: Invalid,
+    429: RateLimited,
+    501: Unsupported,
+    502: NetworkError,
+    503: NetworkError,
+    504: NetworkError,
+    507: StorageFull,
+}
+T = TypeVar("T")
+Query = Mapping[str, str | int | float | bool | Sequence[str] | None]
+
+
+class _Envelope(Struct, Generic[T]):
+    success: bool
+    data: T
+    total: int | None = None
+
+
+class _Failure(Struct):
+    success: bool = False
+    message: str = ""
+    error: str = ""
+    hint: str | None = None
+
+
+class Service:
+    """One control plane, as one caller sees it."""
+
+    def __init__(self, url: str, key: str | None = None, *, timeout: float = 60.0, retries: int = 5) -> None:
+        self.url = url
+        self.timeout = timeout
+        self.retries = retries
+        self._authorization = b""
+        if key:
+            self._authorization = f"Authorization: Bearer {plain_header(key, 'the API key')}\r\n".encode()
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        type: type[T],
+        body: Struct | bytes | None = None,
+        query: Query | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        retries: int | None = None,
+        repeatable: bool | None = None,
+    ) -> T:
+        """Ask, and get the answer's ``data`` as ``type``. A failure comes back as the exception that it was there.
+
+        ``repeatable`` says that asking twice does no harm; by default, that is so for every method but POST, and for a
+        POST with an ``Idempotency-Key``.
+        """
+        found: _Envelope[T] = await self._asked(method, path, type, body, query, headers, timeout, retries, repeatable)
+        return found.data
+
+    async def page(self, path: str, *, type: type[T], query: Query | None = None) -> tuple[list[T], int]:
+        """A page of a list, and how many there are in all."""
+        found = await self._asked("GET", path, list[type], None, query, None, None, None, None)  # type: ignore[valid-type]
+        return found.data, len(found.data) if found.total is None else found.total
+
+    async def fetch(
+        self, path: str, *, query: Query | None = None, timeout: float | None = None, most: int = http.MOST_BODY
+    ) -> http.Response:
+        """Get something that is not in an envelope: a file, for example."""
+        response = await self._send("GET", path, b"", query, None, timeout, None, True, most)
+        if response.status != 200:
+            raise failure(response.status, response.body, self.url)
+        return response
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | AsyncIterable[bytes] = b"",
+        size: int | None = None,
+        query: Query | None = None,
+        headers: Mapping[str, str] | None = None,
+        patience: float | None = QUIET,
+    ) -> AsyncIterator[http.Stream]:
+        """Ask for something that is read, or sent, piece by piece."""
+        lines = self._lines({**(headers or {}), **({"Content-Type": "application/octet-stream"} if body else {})})
+        asking = http.stream(
+            *(method, self.url, f"{path}{_query(query)}"), headers=lines, body=body, size=size, patience=patience
+        )
+        async with AsyncExitStack() as stack:
+            with _explained(self.url):
+                answer = await stack.enter_async_context(asking)
+            if not 200 <= answer.status < 300:
+                raise failure(answer.status, await answer.read(MOST_FAILURE), self.url)
+            yield answer
+
+    async def _asked(
+        self,
+        method: str,
+        path: str,
+        type: Any,
+        body: Struct | bytes | None,
+        query: Query | None,
+        headers: Mapping[str, str] | None,
+        timeout: float | None,
+        retries: int | None,
+        repeatable: bool | None,
+    ) -> _Envelope[Any]:
+        given = dict(headers or {})
+        content = b""
+        if body is not None:
+            content = body if isinstance(body, bytes) else msgspec.json.encode(body)
+            kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
+            given.setdefault("Content-Type", kind)
+        if repeatable is None:
+            repeatable = method in _REPEATABLE or "Idempotency-Key" in given
+        response = await self._send(method, path, content, query, given, timeout, retries, repeatable, MOST_ANSWER)
+        if not 200 <= response.status < 300:
+            raise failure(response.status, response.body, self.url)
+        try:
+            found: _Envelope[Any] = _decoder(type).decode(response.body)
+            return found
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            raise NetworkError(
+                f"what {self.url} answered to {method} {path} is not the platform's: {exc}",
+                hint="is this the address of a platform's control plane?",
+            ) from exc
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        query: Query | None,
+        headers: Mapping[str, str] | None,
+        timeout: float | None,
+        retries: int | None,
+        repeatable: bool,
+        most: int,
+    ) -> http.Response:
+        lines = self._lines(headers or {})
+        seconds = self.timeout if timeout is None else timeout
+        with _explained(self.url):
+            try:
+                async with asyncio.timeout(seconds) as limit:
+                    return await http.request(
+                        *(method, self.url, f"{path}{_query(query)}"),
+                        headers=lines,
+                        body=body,
+                        retries=self.retries if retries is None else retries,
+                        repeatable=repeatable,
+                        most=most,
+                        reconnecting=RESTART,
+                    )
+            except TimeoutError as exc:
+                if not limit.expired():
+                    raise
+                raise NetworkError(f"{self.url} did not answer {method} {path} within {seconds:g} s") from exc
+
+    def _lines(self, headers: Mapping[str, str]) -> bytes:
+        lines = "".join(f"{name}: {plain_header(value, name)}\r\n" for name, value in headers.items())
+        return self._authorization + b"Accept: application/json, */*\r\n" + lines.encode()
+
+
+@contextmanager
+def _explained(url: str) -> Iterator[None]:
+    try:
+        yield
+    except http.NotSent as exc:
+        hint = "start one with 'aenv serve', or set AENV_SYSTEM_URL to where it is"
+        raise http.NotSent(f"the platform at {url} cannot be reached: {exc.message}", hint=hint) from exc
+
+
+@functools.lru_cache(maxsize=64)
+def _decoder(type: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(_Envelope[type])
+
+
+def _query(given: Query | None) -> str:
+    found = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in (given or {}).items()
+        if value is not None
+    }
+    return f"?{urlencode(found, doseq=True, quote_via=quote)}" if found else ""
+
+
+def failure(status: int, body: bytes, url: str) -> AEnvError:
+    """The exception that an answer tells of, also where whoever answered is not the platform itself."""
+    try:
+        found = msgspec.json.decode(body, type=_Failure)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        found = _Failure()
+    message = found.message or f"{url} answered with status {status}"
+    if found.error:
+        return from_wire({"code": found.error, "message": message, "hint": found.hint})
+    return _BY_STATUS.get(status, AEnvError)(message, hint=found.hint)
+
+
+def segment(text: str) -> str:
+    """A name as one part of a path."""
+    if text in ("", ".", ".."):
+        raise Invalid(f"{text!r} is not a name")
+    return quote(text, safe="@*")
+
+
+# Addresses and keys
+
+
+def platform_url(given: str | None = None) -> str:
+    """Where the platform is: what is given, ``AENV_SYSTEM_URL``, the config file, else this machine."""
+    return control_url(config.get("system_url", given or None) or HERE)
+
+
+def hub_url(given: str | None = None) -> str:
+    """Where the hub is: what is given, ``AENV_HUB_URL``, the config file, else with the platform."""
+    found = config.get("hub_url", given or None)
+    return control_url(found) if found else platform_url()
+
+
+def control_url(given: str) -> str:
+    """An address as a person writes it, made whole: ``http`` and port 8080 unless it says otherwise."""
+    if given.startswith("unix:"):
+        return given
+    url = (given if "://" in given else f"http://{given}").rstrip("/")
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    if not re.search(r":\d+$", host) or host.endswith("]"):
+        host = f"{host}:{PORT}"
+    url = f"{scheme}://{host}{slash}{path}"
+    http.target(url)
+    return url
+
+
+def key_for(url: str, given: str | None = None) -> str | None:
+    """The token for a platform: what is given, ``AENV_API_KEY``, the config file, else, where it is on this machine,
+    the one that ``aenv serve`` left for its user."""
+    found: str | None = config.get("api_key", given or None)
+    if found or not _is_here(url):
+        return found
+    return _left_token(config.home() / "token")
+
+
+def _is_here(url: str) -> bool:
+    where = http.target(url)
+    return where.socket is not None or _LOOPBACK.fullmatch(where.host) is not None
+
+
+def _left_token(file: Path) -> str | None:
+    """The token in a file that nobody but this user can have written or read."""
+    try:
+        with file.open("rb") as opened:
+            status = os.fstat(opened.fileno())
+            if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077 or not stat.S_ISREG(status.st_mode):
+                return None
+            return opened.read(4096).decode("ascii").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
