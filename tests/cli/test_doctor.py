@@ -102,6 +102,20 @@ def test_what_a_sandbox_can_have_here_is_shown_with_a_way_to_have_more(aenv, no_
     assert all(row["status"] == "ok" or (row["status"] == "warn" and row["fix"]) for row in rows)
 
 
+def test_the_platform_that_is_configured(aenv, no_programs, monkeypatch):
+    assert "no platform is configured" in checks(aenv("doctor", "-o", "json"))["remote"]["detail"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    monkeypatch.setenv("AENV_SYSTEM_URL", url)
+    answer = aenv("doctor", "-o", "json")
+    assert (answer.code, answer.data["ok"]) == (1, False)
+    row = checks(answer)["remote"]
+    assert row["status"] == "fail"
+    assert row["detail"].startswith(f"{url} (from environment variable AENV_SYSTEM_URL): the platform at {url} cannot")
+    assert row["fix"]
+
+
 # An engine
 
 

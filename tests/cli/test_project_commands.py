@@ -94,10 +94,10 @@ def test_the_tests_of_a_new_project_pass(tmp_path, template):
 
 
 @contextmanager
-def running(root, *arguments, path=None):
+def running(root, *arguments, path=None, control=("--no-control",)):
     """``aenv run -o json`` in ``root``: its process and what it said when it was ready. Ended by SIGINT."""
     process = subprocess.Popen(
-        [Path(sys.executable).parent / "aenv", "run", "--port", "0", "-o", "json", *arguments],
+        [Path(sys.executable).parent / "aenv", "run", "--port", "0", *control, "-o", "json", *arguments],
         cwd=root,
         env={**os.environ, "PATH": path or os.environ["PATH"], "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,

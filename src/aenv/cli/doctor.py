@@ -23,6 +23,8 @@ from aenv.errors import AEnvError
 
 PYTHON = (3, 11)
 PORT = 8081
+LOOK = 5.0
+"""Seconds that a platform has to answer."""
 
 
 @click.command()
@@ -195,6 +197,38 @@ def _config() -> list[Check]:
     return [Check("config", "ok", str(file) if file.exists() else f"no {file}; defaults are used")]
 
 
+def _remote() -> list[Check]:
+    """Whether the platform that is configured answers. Nobody is asked when there is none."""
+    try:
+        url, source = config.lookup("system_url")
+    except AEnvError:
+        return []  # what is wrong is said of the config
+    if not url:
+        return [Check("remote", "ok", "no platform is configured; environments run on this machine")]
+    from aenv.cli.project import run_async
+
+    try:
+        run_async(_look(url))
+    except AEnvError as exc:
+        fix = exc.hint or "start it, or correct the address"
+        return [Check("remote", "fail", f"{url} (from {source}): {exc.message}", fix)]
+    return [Check("remote", "ok", f"{url} (from {source}) answers, and lets you in")]
+
+
+async def _look(url: str) -> None:
+    from aenv import http
+    from aenv.client.api import ApiClient
+    from aenv.client.control import key_for, platform_url
+
+    where = platform_url(url)
+    api = ApiClient(where, key_for(where), timeout=LOOK, retries=0)
+    try:
+        await api.fetch("/health")
+        await api.list(limit=1)
+    finally:
+        await http.close()
+
+
 _CHECKS: tuple[Callable[[], list[Check]], ...] = (
     _python,
     _platform,
@@ -206,4 +240,5 @@ _CHECKS: tuple[Callable[[], list[Check]], ...] = (
     _port,
     _home,
     _config,
+    _remote,
 )

@@ -12,12 +12,14 @@ from collections.abc import Coroutine
 from contextlib import nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
 
 from aenv import config, project
+from aenv.cli.control import Control
 from aenv.cli.inspector import DEFAULT_PORT, PACKAGE, Inspector, problem
 from aenv.cli.output import FAILED, label, output_option, say, show_json, stdout_reserved
 from aenv.errors import NotFound
@@ -106,6 +108,12 @@ def init(
     "--inspector-port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, help="Port of the MCP inspector."
 )
 @click.option("--reload", is_flag=True, help="Load the project again when a file in it changes.")
+@click.option(
+    "--control-port",
+    type=click.IntRange(0, 65535),
+    help="Port of the control plane, on this machine only; 8080 when none is given and it is free.",
+)
+@click.option("--no-control", is_flag=True, help="Start no control plane.")
 @output_option
 @click.pass_context
 def run(
@@ -117,12 +125,17 @@ def run(
     quiet: bool,
     inspector_port: int,
     reload: bool,
+    control_port: int | None,
+    no_control: bool,
     output: str,
 ) -> None:
     """Run the project here as a sandbox on this machine.
 
     It runs until Ctrl-C. What stands after -- becomes the instance's arguments. With -o json, one JSON object
     is printed when the sandbox is ready.
+
+    Beside the sandbox there is a control plane, as a platform has it, which makes further instances of the project as
+    it is then: for programs that find their platform with AENV_SYSTEM_URL.
 
     \b
     Example:
@@ -134,17 +147,28 @@ def run(
     found = project.read(work_dir)
     _warn(found)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    inspector = Inspector()
+    inspector, control = Inspector(), Control()
+    telling: list[Thread] = []
 
-    def ready(served: Served) -> None:
+    def tell(served: Served) -> None:
+        url = control.url()
         if output == "json":
-            show_json(_summary(found, served), stdout)
-        _banner(found, served)
+            show_json({**_summary(found, served), "control": url}, stdout)
+            stdout.flush()
+        _banner(found, served, url)
+        if control.problem:
+            say(f"no control plane: {control.problem}; --no-control leaves it out")
         if not quiet:
             _inspect(inspector, served, inspector_port)
 
+    def ready(served: Served) -> None:
+        telling.append(Thread(target=tell, args=(served,)))  # the control plane may take longer
+        telling[0].start()
+
     with stdout_reserved() if output == "json" else nullcontext(sys.stdout) as stdout:
         try:
+            if not no_control:
+                control.start(found.root, control_port)
             server.run(
                 found.root,
                 host=host,
@@ -154,6 +178,9 @@ def run(
                 on_ready=ready,
             )
         finally:
+            control.stop()
+            for thread in telling:
+                thread.join()
             inspector.stop()
 
 
@@ -260,7 +287,7 @@ def _summary(found: Project, served: Served) -> dict[str, Any]:
     }
 
 
-def _banner(found: Project, served: Served) -> None:
+def _banner(found: Project, served: Served, control: str | None) -> None:
     say(f"\n{found.name} {found.version} is ready at {served.url} (MCP: {served.url}/mcp)")
     for word, names in (
         ("tools", served.tools),
@@ -273,6 +300,8 @@ def _banner(found: Project, served: Served) -> None:
     say(f"  export DUMMY_INSTANCE_IP={_local(served.url)}")
     if served.owner_token:
         say(f"  export AENV_API_KEY={served.owner_token}")
+    if control:
+        say(f"or, for instances of your own: export AENV_SYSTEM_URL={_local(control)}")
     say("stop it with Ctrl-C\n")
 
 

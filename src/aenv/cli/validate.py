@@ -68,8 +68,8 @@ def validate(work_dir: Path, determinism: bool, startup_timeout: float, output: 
 # The files
 
 
-def static_checks(path: Path) -> tuple[Project | None, list[Check]]:
-    """Checks that start nothing. No project when its config cannot be read."""
+def static_checks(path: Path, *, package: bool = True) -> tuple[Project | None, list[Check]]:
+    """Checks that start nothing. No project when its config cannot be read. ``package``: whether it can be packed."""
     try:
         found = project.read(path)
     except AEnvError as exc:
@@ -84,7 +84,7 @@ def static_checks(path: Path) -> tuple[Project | None, list[Check]]:
         *_requirements(found),
         *_image(found),
         *_tests(found),
-        *_package(found),
+        *(_package(found) if package else ()),
     ]
 
 
