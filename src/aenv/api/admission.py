@@ -1,0 +1,204 @@
+"""What may be asked for: the bounds of a request for instances, and what follows from it and its environment.
+
+Nothing here is asked of an engine or a store. Whatever is wrong is ``Invalid`` by name, before anything is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from aenv.api.records import Wanted
+from aenv.engines.specs import TTL
+from aenv.errors import Invalid, TooLarge, Unsupported
+from aenv.models import parse_duration
+from aenv.project import Project, fields
+from aenv.wire import Env, InstanceRequest
+
+LONGEST_TTL = 30 * 24 * 3600.0
+"""Seconds that an instance may live from now on, whoever asks."""
+LEASES = (1.0, 24 * 3600.0)
+"""The shortest and the longest lease, in seconds."""
+STARTUP = 500.0
+"""Seconds that a start may take when neither its caller nor its environment says."""
+LONGEST_STARTUP = 3600.0
+MOST = 1000
+"""Instances of one request."""
+MOST_LABELS = 32
+LABEL_NAME, LABEL_VALUE = 63, 256
+"""Characters of a label's name and value."""
+MOST_VARIABLES = 1000
+MOST_BYTES = 128 * 1024
+"""Bytes that variables may have together, names and values; and so may arguments."""
+RESERVED = "aenv/"
+"""What our own labels at an engine begin with."""
+_LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
+_SEED = 2**63
+_RESOURCES = ("cpu", "memory", "ephemeralStorage")
+
+
+class Plan(Struct, frozen=True):
+    """An instance that may be made."""
+
+    wanted: Wanted
+    ttl: float
+    lease: float | None
+    labels: dict[str, str]
+    secrets: list[str]
+
+
+def count(request: InstanceRequest) -> int:
+    """How many instances are wanted."""
+    if request.count is None:
+        return 1
+    if not 1 <= request.count <= MOST:
+        raise Invalid(f"count {request.count} is not between 1 and {MOST}", hint="ask several times for more")
+    return request.count
+
+
+async def plan(request: InstanceRequest, env: Env, *, datasources: Sequence[Path], engine: str) -> Plan:
+    """What is to be made of a request for this environment."""
+    found = _checked(env)
+    if str(found.value("deployConfig.podTemplate")).lower() == "dualcontainer":
+        raise Unsupported(f"{env.id} needs two containers, which the {engine} engine does not make")
+    ttl = lifetime(request.ttl if request.ttl not in (None, "") else found.ttl or TTL)
+    startup = request.startup_timeout or found.timeouts.startup or STARTUP
+    if not 0 < startup <= LONGEST_STARTUP:
+        raise Invalid(f"startup_timeout {startup:g} is not between 0 and {LONGEST_STARTUP:g} seconds")
+    if request.seed is not None and not -_SEED <= request.seed < _SEED:
+        raise Invalid(f"seed {request.seed} is not a number of 64 bits")
+    secrets = list(dict.fromkeys(found.value("deployConfig.secrets")))
+    variables = request.environment_variables or {}
+    _check_variables(variables)
+    if both := sorted(set(secrets) & set(variables)):
+        raise Invalid(
+            f"environment_variables.{both[0]} is a secret of {env.id}", hint=f"set it with 'aenv secret set {both[0]}'"
+        )
+    wanted = Wanted(
+        datasource=await _datasource(request.datasource, datasources),
+        environment_variables=variables,
+        arguments=_arguments(request.arguments or []),
+        seed=request.seed,
+        resources=_resources(request.resources or {}),
+        startup_timeout=startup,
+    )
+    return Plan(wanted, ttl, _lease(request.lease), labels(request.labels or {}), secrets)
+
+
+def environment(env: Env, root: str) -> Project:
+    """What an environment says of its instances; ``root`` is where its files are."""
+    return Project(Path(root), env.name, env.version, {"deployConfig": env.deploy_config})
+
+
+def _checked(env: Env) -> Project:
+    """The same, when no hub let something pass that no engine could follow."""
+    config = {"name": env.name, "version": env.version, "deployConfig": env.deploy_config}
+    if wrong := [problem.message for problem in fields.problems(config) if problem.fatal]:
+        raise Invalid(
+            f"{env.id} cannot be run: {'; '.join(wrong)}", hint="mend its config.json, and push a new version"
+        )
+    return environment(env, "")
+
+
+def lifetime(ttl: str | float) -> float:
+    """Seconds that an instance is to live."""
+    seconds = parse_duration(ttl)
+    if seconds > LONGEST_TTL:
+        raise Invalid(f"ttl {ttl!r} is over 30 days, which is the most", hint="extend it while it lives")
+    return seconds
+
+
+def labels(given: Mapping[str, str]) -> dict[str, str]:
+    """Labels of a request, or to look for."""
+    if len(given) > MOST_LABELS:
+        raise TooLarge(f"{len(given)} labels are over {MOST_LABELS}, which is the most")
+    for name, value in given.items():
+        if not _LABEL.fullmatch(name) or len(name) > LABEL_NAME or name.startswith(RESERVED):
+            hint = (
+                f"use letters, digits, '-', '_', '.' and '/', at most {LABEL_NAME}, and do not begin with {RESERVED!r}"
+            )
+            raise Invalid(f"{name[:LABEL_NAME]!r} is not a label's name", hint=hint)
+        if len(value) > LABEL_VALUE or not value.isprintable():
+            raise Invalid(f"the value of label {name!r} is not a line of at most {LABEL_VALUE} characters")
+    return dict(given)
+
+
+def _lease(seconds: float | None) -> float | None:
+    shortest, longest = LEASES
+    if seconds is not None and not shortest <= seconds <= longest:
+        raise Invalid(f"lease {seconds:g} is not between {shortest:g} and {longest:g} seconds")
+    return seconds
+
+
+def _check_variables(variables: Mapping[str, str]) -> None:
+    if len(variables) > MOST_VARIABLES:
+        raise TooLarge(f"{len(variables)} environment_variables are over {MOST_VARIABLES}, which is the most")
+    for name, value in variables.items():
+        if not _VARIABLE.fullmatch(name):
+            raise Invalid(
+                f"environment_variables: {name[:64]!r} is not a variable's name",
+                hint="use letters, digits, '_', '.' and '-', and no digit first",
+            )
+        _check_text(value, f"environment_variables.{name}")
+    _check_size([*variables, *variables.values()], "environment_variables")
+
+
+def _arguments(arguments: list[str]) -> list[str]:
+    for place, argument in enumerate(arguments):
+        _check_text(argument, f"arguments[{place}]")
+    _check_size(arguments, "arguments")
+    return arguments
+
+
+def _check_text(text: str, what: str) -> None:
+    """What is wrong with it is said without it."""
+    if "\0" in text:
+        raise Invalid(f"{what} has a NUL character", hint="encode it as text")
+
+
+def _check_size(texts: Sequence[str], what: str) -> None:
+    try:
+        size = sum(len(text.encode()) for text in texts)
+    except UnicodeEncodeError:
+        raise Invalid(f"{what} have half a character", hint="give text in UTF-8") from None
+    if size > MOST_BYTES:
+        hint = "upload what is long as a file"
+        raise TooLarge(f"{what} have {size} bytes together; {MOST_BYTES} is the most", hint=hint)
+
+
+def _resources(resources: Mapping[str, str]) -> dict[str, str]:
+    for name, value in resources.items():
+        if name not in _RESOURCES:
+            raise Invalid(f"resources: there is no {name[:64]!r}", hint=f"there is {', '.join(_RESOURCES)}")
+        for _, phrase in fields.BY_PATH[f"deployConfig.{name}"].check(value):
+            raise Invalid(f"resources.{name} {phrase}, found {value[:64]!r}")
+        if not math.isfinite(fields.quantity(value)):
+            raise Invalid(f"resources.{name} is too much")
+    return dict(resources)
+
+
+async def _datasource(given: str, roots: Sequence[Path]) -> str:
+    """Data, as a path under what the operator allowed, with every link followed before it is judged."""
+    if not given:
+        return ""
+    _check_text(given, "datasource")
+    if found := await asyncio.to_thread(_allowed, given, roots):
+        return found
+    hint = "ask the operator of this platform to allow its folder, or leave datasource out"
+    raise Invalid(f"datasource {given[:256]!r} is not among the data that may be used here", hint=hint)
+
+
+def _allowed(given: str, roots: Sequence[Path]) -> str:
+    try:
+        path = Path(os.path.realpath(given, strict=True)) if os.path.isabs(given) else None
+    except (OSError, ValueError):
+        path = None
+    real = (Path(os.path.realpath(root)) for root in roots)
+    return str(path) if path is not None and any(path.is_relative_to(root) for root in real) else ""

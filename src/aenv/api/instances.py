@@ -1,0 +1,357 @@
+"""Instances, as they can be asked for: made, looked at, let live longer, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from aenv.api import admission, idempotency
+from aenv.api.errands import Errands
+from aenv.api.idempotency import Keys
+from aenv.api.lives import ENGINE, MARGIN, Entry, Lives, Values
+from aenv.api.packages import Packages
+from aenv.api.reaper import Reaper
+from aenv.api.records import InstanceRecord, Records, slim
+from aenv.api.visible import Visible, unknown
+from aenv.auth.callers import Caller
+from aenv.auth.tokens import checked_owner
+from aenv.cleanup import finish
+from aenv.engines.base import Engine, new_id
+from aenv.errors import Conflict, Invalid, NotFound, SandboxError, Unsupported, did_you_mean
+from aenv.models import NAME, VERSION, EnvRef, State, parse_duration
+from aenv.store import Store
+from aenv.wire import Expose, Exposed, Instance, InstanceRequest, Renewed, timestamp
+
+LONGEST_WAIT = 600.0
+"""Most seconds that an answer waits for an instance to run."""
+START = 30.0
+"""Seconds that the start of the service waits until what lives was looked at."""
+GRACE = 10.0
+"""Seconds that what is being made has to run when the service stops."""
+_LOOK = 5.0
+"""Seconds that an engine has to say how an instance is, before what is written down is answered."""
+_POLL, _SLOWEST_POLL = 0.05, 1.0
+
+
+class Joined(NamedTuple):
+    """What was asked for before."""
+
+    ids: list[str]
+
+
+class Instances:
+    """The instances of a platform, as one server serves them."""
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        packages: Packages,
+        secrets: Values,
+        key: bytes,
+        *,
+        data_url: str,
+        name: str,
+        datasources: Sequence[Path] = (),
+    ) -> None:
+        """``data_url`` is where the gateway is; ``name`` tells this server's sandboxes from others' and is the same
+        after a restart; data may be used that is below ``datasources``."""
+        if not NAME.fullmatch(name):
+            raise Invalid(f"{name[:64]!r} is not a server's name", hint="use letters, digits, '-', '_' and '.'")
+        self.exposed_url: Callable[[str, int, float], str] | None = None
+        """Makes the URL of a port inside, which is open until then: the gateway's."""
+        self._records = Records(store)
+        self._keys = Keys(store)
+        self._packages = packages
+        self._secrets = secrets
+        self._datasources = datasources
+        self._engine = engine
+        self.lives = Lives(self._records, engine, packages, secrets, key, name=name)
+        self.reaper = Reaper(self.lives, store)
+        self._visible = Visible(self.lives, data_url)
+        self.inside = Errands(self._visible, self.lives)
+        """What is done inside instances."""
+
+    async def start(self) -> None:
+        """Find what lives, and look after it from now on."""
+        await self.reaper.start(START)
+
+    async def close(self) -> None:
+        """Let go. What lives, lives on, and is found again."""
+        await self.reaper.close()
+        await self.lives.close(GRACE)
+        await self._packages.close()
+
+    def when_ended(self, tell: Callable[[str], None]) -> None:
+        """Have somebody told of each instance that is no more: the gateway."""
+        self.lives.ended = tell
+
+    # Making
+
+    async def create(
+        self,
+        caller: Caller,
+        request: InstanceRequest,
+        *,
+        token: str = "",
+        key: str | None = None,
+        wait: float = 0.0,
+        local: bool = False,
+    ) -> list[Instance]:
+        """Make instances, as many as are asked for; answered when they run or have failed, or after ``wait`` seconds.
+
+        Asked again under the same ``key``, it answers with the same ones. ``token`` is the caller's own, to be shown
+        to the hub. ``local`` callers are on this machine and are told where the sandbox itself is.
+        """
+        deadline = _deadline(wait)
+        entries = await self._begun(caller, request, token, key)
+        if isinstance(entries, Joined):
+            found = await asyncio.gather(*(self._joined(id, deadline) for id in entries.ids))
+        else:
+            await asyncio.gather(*(self._settled(entry, deadline) for entry in entries))
+            found = [entry.record for entry in entries]
+        return [self._visible.shown(record, caller, local=local) for record in found]
+
+    async def _begun(
+        self, caller: Caller, request: InstanceRequest, token: str, key: str | None
+    ) -> list[Entry] | Joined:
+        """Begin to make what is asked for, unless the key says that somebody has."""
+        if key is None:
+            return await self.lives.begin(await self._planned(caller, request, token), [], token, caller)
+        idempotency.check(key)
+        ids = await self._keys.find(caller.owner, key, request)
+        if ids is None:
+            made = await self._planned(caller, request, token)
+            now = self.lives.clock.now()
+            note = idempotency.note(caller.owner, key, request, [record.id for record in made], now)
+            try:
+                return await self.lives.begin(made, [note], token, caller)
+            except Conflict:  # somebody was faster
+                ids = await self._keys.find(caller.owner, key, request)
+                if ids is None:
+                    raise
+        return Joined(ids)
+
+    async def _planned(self, caller: Caller, request: InstanceRequest, token: str) -> list[InstanceRecord]:
+        """The records of what is asked for, when all of it is in order."""
+        owner = checked_owner(caller, request.owner, "instances") if request.owner else caller.owner
+        count = admission.count(request)
+        env = await self._packages.resolve(EnvRef.parse(request.env_name), token, caller)
+        plan = await admission.plan(request, env, datasources=self._datasources, engine=self._engine.name)
+        if plan.secrets:
+            await self._secrets.values(owner, plan.secrets)  # those that are missing are named now
+        now = self.lives.clock.now()
+        first = InstanceRecord(
+            id="",
+            server=self.lives.name,
+            owner=owner,
+            env=slim(env),
+            status=State.PENDING,
+            created_at=now,
+            updated_at=now,
+            ttl=plan.ttl,
+            expires_at=now + plan.ttl,
+            lease=plan.lease,
+            lease_until=None if plan.lease is None else now + plan.lease,
+            labels=plan.labels,
+            secrets=plan.secrets,
+            wanted=plan.wanted,
+        )
+        return [msgspec.structs.replace(first, id=new_id(env.name)) for _ in range(count)]
+
+    async def _settled(self, entry: Entry, deadline: float) -> None:
+        """Wait until an instance runs or has failed, or there is no more time. Meanwhile its client is there."""
+        left = deadline - asyncio.get_running_loop().time()
+        if left > 0 and entry.starting is not None and not entry.starting.done():
+            with self.lives.used(entry):
+                await asyncio.wait((entry.starting,), timeout=left)
+
+    async def _joined(self, id: str, deadline: float) -> InstanceRecord:
+        """An instance that was asked for before."""
+        found = await self._followed(id, deadline)
+        if found is None:  # records are kept for an hour, keys for a day
+            message = f"{id}, which was made under this Idempotency-Key, ended long ago"
+            raise Conflict(message, hint="make a new key")
+        return found
+
+    async def _followed(self, id: str, deadline: float) -> InstanceRecord | None:
+        """An instance once it runs or has failed, or when there is no more time; be it another server's."""
+        loop, pause = asyncio.get_running_loop(), _POLL
+        while True:
+            if entry := self.lives.entries.get(id):
+                await self._settled(entry, deadline)
+                return entry.record
+            record = await self._visible.record(id)
+            if record is None or record.over or record.status is State.RUNNING or loop.time() >= deadline:
+                return record
+            await asyncio.sleep(min(pause, max(deadline - loop.time(), 0.0)))
+            pause = min(pause * 2, _SLOWEST_POLL)
+
+    # Looking
+
+    async def get(self, caller: Caller, id: str, *, wait: float = 0.0, local: bool = False) -> Instance:
+        """An instance; one that is starting is answered when it runs or has failed, or after ``wait`` seconds."""
+        await self._visible.find(caller, id)
+        record, reason = await self._latest(id, wait)
+        return self._visible.shown(record, caller, local=local, reason=reason)
+
+    async def locate(self, id: str, patience: float) -> InstanceRecord:
+        """An instance for whoever carries calls to it; one that is starting is waited for so long."""
+        return (await self._latest(id, patience))[0]
+
+    async def _latest(self, id: str, wait: float) -> tuple[InstanceRecord, str]:
+        """An instance as it is now, and what its engine says of it."""
+        record = await self._followed(id, _deadline(wait))
+        if record is None:
+            raise unknown(id)
+        entry = self.lives.entries.get(id)
+        if entry is None or record.status is not State.RUNNING:
+            return record, ""
+        reason = await self.lives.look(entry, _LOOK)
+        return entry.record, reason
+
+    async def list(
+        self,
+        caller: Caller,
+        *,
+        env: str = "*",
+        owner: str | None = None,
+        labels: Sequence[str] = (),
+        status: str | None = None,
+        limit: int,
+        offset: int,
+        local: bool = False,
+    ) -> tuple[list[Instance], int]:
+        """A page of the caller's instances, or, for an admin, of everybody's, newest first; and how many there are."""
+        tags: dict[str, str] = {}
+        if owner:
+            tags["owner"] = checked_owner(caller, owner, "instances")
+        elif not caller.admin:
+            tags["owner"] = caller.owner
+        if env != "*":
+            tags["env"] = _env(env)
+        if status:
+            tags["status"] = _status(status)
+        pairs = set(map(_label, labels))
+        wanted = admission.labels(dict(pairs))
+        if len(wanted) < len(pairs):
+            return [], 0  # no label has two values
+        found, total = await self._records.find(tags, wanted, limit=limit, offset=offset)
+        return [self._visible.shown(self._visible.newest(record), caller, local=local) for record in found], total
+
+    # Changing, and ending
+
+    async def delete(self, caller: Caller, id: str) -> None:
+        """End an instance. Back when its sandbox is gone, or when it is clear that this takes longer: it goes on."""
+        try:
+            entry = await self._visible.alive(caller, id)
+        except Conflict:
+            return  # over already
+        await finish(self._delete(entry))
+
+    async def _delete(self, entry: Entry) -> None:
+        await self.lives.end(entry, State.TERMINATED, "it was deleted", force=True)
+        await self.lives.endings.wait(entry.id)
+
+    async def extend(self, caller: Caller, id: str, ttl: str | float) -> Renewed:
+        """Let an instance live so long from now."""
+        seconds = admission.lifetime(ttl)
+        entry, _ = await self._visible.running(caller, id)
+        try:
+            async with asyncio.timeout(ENGINE):
+                await self._engine.update(id, ttl=seconds + MARGIN)
+        except (NotFound, SandboxError, TimeoutError):
+            await self.lives.look(entry)
+            raise _gone(entry) from None
+        clock = self.lives.clock
+
+        def longer(record: InstanceRecord) -> InstanceRecord | None:
+            now = clock.now()
+            return None if record.over else _replace(record, ttl=seconds, expires_at=now + seconds, updated_at=now)
+
+        entry.heard(clock.now())
+        if not await self.lives.change(entry, longer):
+            raise _gone(entry)
+        self.lives.changed.set()
+        return _renewed(entry)
+
+    async def renew(self, caller: Caller, id: str) -> Renewed:
+        """Say that an instance's client is there: its lease begins anew."""
+        entry = await self._visible.alive(caller, id)
+        await self._heard(entry)
+        return _renewed(entry)
+
+    async def heard(self, id: str) -> None:
+        """The same, of an instance that lives at another server."""
+        kept = await self._records.get(id)
+        if kept is not None:
+            await self._heard(Entry(kept, self.lives.clock.now()))
+
+    async def _heard(self, entry: Entry) -> None:
+        entry.heard(self.lives.clock.now())
+        if entry.id not in self.lives.entries and entry.lease_until is not None:
+            await self.lives.change(entry, lambda record: None if record.over else record)
+
+    async def expose(self, caller: Caller, id: str, request: Expose) -> Exposed:
+        """A URL for whoever has it, of a port inside, until it expires or the instance does."""
+        if not 0 < request.port < 65536:
+            raise Invalid(f"port {request.port} is not between 1 and 65535")
+        entry, _ = await self._visible.running(caller, id)
+        if self.exposed_url is None:
+            raise Unsupported("this platform exposes no ports")
+        expires_at = entry.record.expires_at
+        if request.ttl not in (None, ""):
+            expires_at = min(expires_at, self.lives.clock.now() + parse_duration(request.ttl))
+        url = self.exposed_url(id, request.port, expires_at)
+        return Exposed(url=url, port=request.port, expires_at=timestamp(expires_at))
+
+    async def cannot(self, caller: Caller, id: str, what: str) -> None:
+        """What no engine of ours can do yet, to an instance that is there."""
+        await self._visible.find(caller, id)
+        raise Unsupported(f"the {self._engine.name} engine cannot {what}")
+
+
+def _deadline(wait: float) -> float:
+    return asyncio.get_running_loop().time() + min(wait, LONGEST_WAIT)
+
+
+def _replace(record: InstanceRecord, **changes: Any) -> InstanceRecord:
+    return msgspec.structs.replace(record, **changes)
+
+
+def _gone(entry: Entry) -> Conflict:
+    record = entry.kept.record
+    how = f"is {record.status.lower()}: {record.reason}" if record.over else "cannot be reached by its engine"
+    return Conflict(f"{entry.id} {how}")
+
+
+def _renewed(entry: Entry) -> Renewed:
+    record = entry.record
+    lease = "" if record.lease_until is None else timestamp(record.lease_until)
+    return Renewed(timestamp(record.expires_at), lease)
+
+
+def _env(text: str) -> str:
+    """A name, or a name with an exact version, as a tag's value."""
+    ref = EnvRef.parse(text)
+    if ref.version is not None and not VERSION.fullmatch(ref.version):
+        raise Invalid(f"{text!r} is not one version", hint="use name, name@1.0.1 or *")
+    return str(ref)
+
+
+def _status(text: str) -> str:
+    known = {state.value.lower(): state.value for state in State}
+    if text.lower() not in known:
+        raise Invalid(f"there is no status {text[:64]!r}", hint=did_you_mean(text[:64], known.values()))
+    return known[text.lower()]
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise Invalid(f"label {text[:64]!r} is not name=value")
+    return name, value

@@ -1,0 +1,438 @@
+"""The living instances of this server: how each comes to run, how it is changed, and how it ends.
+
+Every instance that lives here has an ``Entry``: its record as it was last read or written, and what only this process
+knows of it. The store decides: a change that it refuses is made again on what it has. An entry goes when its instance
+ends; the record stays for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from aenv.api.admission import RESERVED, environment
+from aenv.api.clock import Clock
+from aenv.api.endings import PATIENCE, Endings
+from aenv.api.gateway.places import Place
+from aenv.api.packages import Packages
+from aenv.api.records import InstanceRecord, Kept, Records, put
+from aenv.auth.callers import Caller, Scope
+from aenv.auth.keys import owner_token
+from aenv.engines.base import Engine
+from aenv.engines.specs import complete
+from aenv.errors import AEnvError, Conflict, NotFound, StartFailed
+from aenv.models import EnvRef, Sandbox, SandboxSpec, State
+from aenv.runtime.hidden import Hidden
+from aenv.runtime.tokens import digest
+from aenv.store import Change
+
+log = logging.getLogger("aenv.api")
+
+SERVER = f"{RESERVED}server"
+"""The label by which an engine's sandboxes are known as those of a server."""
+AT_ONCE = 32
+"""Sandboxes of one owner and environment that an engine is asked for at the same time."""
+MARGIN = 30.0
+"""Seconds that an engine lets a sandbox live longer than its record says: the record decides, and the engine when
+nobody is there to decide."""
+ENGINE = 30.0
+"""Seconds in which an engine must answer a question."""
+_SLOW, _SLOWER = 1.0, 5.0
+"""Seconds after which a start that is not over is written down, with what it waits for; and then again."""
+_LONGER = 5.0
+"""Seconds that an engine has, over those of a start, to say by itself why it failed."""
+_TRIES = 100
+
+Mutation = Callable[[InstanceRecord], InstanceRecord | None]
+"""From a record to what it is to become; None leaves it as it is."""
+
+
+class Values(Protocol):
+    """Where the values of secrets come from."""
+
+    async def values(self, owner: str, names: Sequence[str]) -> dict[str, str]: ...
+
+
+class Entry:
+    """One living instance."""
+
+    __slots__ = ("hidden", "kept", "lease_until", "place", "shift", "starting", "waiting")
+
+    def __init__(self, kept: Kept, now: float) -> None:
+        self.kept = kept
+        """As it is in the store, as far as is known."""
+        self.place: Place | None = None
+        """Where it is reached, once it runs."""
+        self.starting: asyncio.Task[None] | None = None
+        self.waiting = 0
+        """How many wait for an answer about it, or from it: meanwhile it counts as used."""
+        self.hidden: Hidden | None = None
+        """What takes its secrets out of texts."""
+        lease = kept.record.lease
+        self.lease_until = None if lease is None else now + lease
+        """When it ends if nobody is heard of; in the record this is written now and then."""
+        self.shift = 0.0
+        """Seconds by which the clock was set since its times were written."""
+
+    @property
+    def record(self) -> InstanceRecord:
+        record = self.kept.record
+        if self.lease_until != record.lease_until:
+            record = msgspec.structs.replace(record, lease_until=self.lease_until)
+        if self.shift:
+            record = msgspec.structs.replace(record, expires_at=record.expires_at + self.shift)
+        return record
+
+    @property
+    def id(self) -> str:
+        return self.kept.record.id
+
+    def refresh(self, found: Kept) -> None:
+        """Take what the store has. A lease may have been renewed by another server."""
+        self.kept = found
+        if self.lease_until is not None:
+            self.lease_until = max(self.lease_until, found.record.lease_until or 0.0)
+
+    def heard(self, now: float) -> None:
+        """Somebody uses it."""
+        if self.lease_until is not None:
+            self.lease_until = now + (self.kept.record.lease or 0.0)
+
+    def deadline(self, now: float) -> float:
+        """When its time is over."""
+        expires_at = self.kept.record.expires_at + self.shift
+        if self.lease_until is None:
+            return expires_at
+        if self.waiting:
+            self.heard(now)
+        return min(expires_at, self.lease_until)
+
+    def moved(self, seconds: float) -> None:
+        """The clock was set: it has as much time left as before."""
+        self.shift += seconds
+        if self.lease_until is not None:
+            self.lease_until += seconds
+
+    def hide(self, text: str) -> str:
+        return text if self.hidden is None else self.hidden.text(text)
+
+
+class Lives:
+    """All instances that live on this server."""
+
+    def __init__(
+        self, records: Records, engine: Engine, packages: Packages, secrets: Values, key: bytes, *, name: str
+    ) -> None:
+        self.records = records
+        self.engine = engine
+        self.name = name
+        self.clock = Clock(self.moved)
+        self.entries: dict[str, Entry] = {}
+        self.endings = Endings(engine)
+        self.unwritten: dict[str, Entry] = {}
+        """Ends that the store did not take."""
+        self.changed = asyncio.Event()
+        """Set when something may be over earlier than was known."""
+        self.ended: Callable[[str], None] = _nobody
+        """Told of each instance that is no more."""
+        self._packages = packages
+        self._secrets = secrets
+        self._key = key
+        self._beginning: set[asyncio.Task[list[Entry]]] = set()
+        self._rooms: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = WeakValueDictionary()
+        packages.in_use = lambda: {entry.kept.record.env.digest for entry in self.entries.values()}
+
+    def token(self, id: str) -> str:
+        """The owner token of an instance."""
+        return owner_token(self._key, id)
+
+    def placed(self, record: InstanceRecord) -> Place:
+        return Place(record.id, record.url, record.owner, self.token(record.id))
+
+    def moved(self, seconds: float) -> None:
+        log.warning("the clock of this machine was set by %+.1f s; instances keep the time that they had", seconds)
+        for entry in self.entries.values():
+            entry.moved(seconds)
+        self.changed.set()
+
+    # From a record to a sandbox that runs
+
+    async def begin(
+        self, made: Sequence[InstanceRecord], more: Sequence[Change], call_token: str, caller: Caller
+    ) -> list[Entry]:
+        """Write these records, with what else belongs to them, and then begin to make what they say.
+
+        Who leaves meanwhile leaves neither half of it undone.
+        """
+        task = asyncio.create_task(self._begin(made, more, call_token, caller))
+        self._beginning.add(task)
+        task.add_done_callback(self._begun)
+        return await asyncio.shield(task)
+
+    async def _begin(
+        self, made: Sequence[InstanceRecord], more: Sequence[Change], call_token: str, caller: Caller
+    ) -> list[Entry]:
+        revisions = await self.records.write(*more, *(put(record, 0) for record in made))
+        kept = (Kept(*pair) for pair in zip(made, revisions[len(more) :], strict=True))
+        return [self.resume(found, call_token, caller) for found in kept]
+
+    def _begun(self, task: asyncio.Task[list[Entry]]) -> None:
+        self._beginning.discard(task)
+        if not task.cancelled():
+            task.exception()  # when who asked has left, nobody hears it
+
+    def resume(self, kept: Kept, call_token: str = "", caller: Caller | None = None) -> Entry:
+        """Go on with an instance that is written down, and does not run yet."""
+        entry = self.entries[kept.record.id] = Entry(kept, self.clock.now())
+        caller = caller or Caller(kept.record.owner, frozenset((Scope.READ, Scope.RUN)))
+        entry.starting = asyncio.create_task(self._start(entry, call_token, caller))
+        self.changed.set()
+        return entry
+
+    def adopt(self, kept: Kept) -> Entry:
+        """Take in an instance that runs: of the server that was here before, or of another one of the same name."""
+        entry = self.entries[kept.record.id] = Entry(kept, self.clock.now())
+        entry.place = self.placed(kept.record)
+        self.changed.set()
+        return entry
+
+    async def _start(self, entry: Entry, call_token: str, caller: Caller) -> None:
+        """Bring it up, or end it with the reason. Cancelled, it is ended by somebody else, or is gone on with when
+        this server is back."""
+        try:
+            spec = await self._spec(entry, call_token, caller)
+            await self._runs(entry, await self._sandbox(entry, spec))
+        except AEnvError as exc:
+            await self._failed(entry, exc.message if exc.hint is None else f"{exc.message} ({exc.hint})")
+        except Exception as exc:
+            log.exception("%s could not be started", entry.id)
+            await self._failed(entry, f"the platform itself failed: {type(exc).__name__}")
+
+    async def _spec(self, entry: Entry, call_token: str, caller: Caller) -> SandboxSpec:
+        record = entry.record
+        env, wanted = record.env, record.wanted
+        if wanted is None:
+            raise AEnvError("what was asked for is not written down")
+        placed = await self._packages.place(env, call_token, caller)
+        values = await self._secrets.values(record.owner, record.secrets) if record.secrets else {}
+        entry.hidden = Hidden.of(values, values)
+        spec = SandboxSpec(
+            env=EnvRef(env.name, env.version),
+            datasource=wanted.datasource,
+            ttl=max(record.expires_at - self.clock.now(), 1.0) + MARGIN,
+            startup_timeout=wanted.startup_timeout,
+            environment_variables=wanted.environment_variables | values,
+            arguments=wanted.arguments,
+            owner=record.owner,
+            labels={**record.labels, SERVER: self.name},
+            seed=wanted.seed,
+            resources=wanted.resources,
+            owner_token_sha256=digest(self.token(record.id)),
+            secrets=record.secrets,
+        )
+        return complete(spec, environment(env, placed.root), stamp=placed.stamp)
+
+    async def _sandbox(self, entry: Entry, spec: SandboxSpec) -> Sandbox:
+        record = entry.kept.record
+        room = self._rooms.setdefault((record.owner, record.env.id), asyncio.Semaphore(AT_ONCE))
+        loop = asyncio.get_running_loop()
+        report = asyncio.create_task(self._report(entry))
+        try:
+            async with room:
+                deadline = loop.time() + spec.startup_timeout
+                try:
+                    async with asyncio.timeout_at(deadline + _LONGER) as limit:
+                        sandbox = await self.engine.create(record.id, spec)
+                except TimeoutError:
+                    if not limit.expired():
+                        raise
+                    raise StartFailed(f"it did not start within {spec.startup_timeout:g} s") from None
+            if sandbox.state is State.RUNNING:
+                return sandbox
+            return await self.engine.wait(record.id, max(deadline - loop.time(), 0.0))
+        finally:
+            report.cancel()
+
+    async def _report(self, entry: Entry) -> None:
+        """Write down that a start takes its time, and what it waits for."""
+        pause = _SLOW
+        while True:
+            await asyncio.sleep(pause)
+            pause = _SLOWER
+            with suppress(AEnvError, TimeoutError):
+                async with asyncio.timeout(ENGINE):
+                    reason = entry.hide((await self.engine.get(entry.id)).reason)
+                record = entry.kept.record
+                if record.status is not State.CREATING or record.reason != reason:
+                    await self.change(entry, lambda old, reason=reason: self._creating(old, reason))  # type: ignore[misc]
+
+    def _creating(self, record: InstanceRecord, reason: str) -> InstanceRecord | None:
+        if record.status not in (State.PENDING, State.CREATING):
+            return None
+        return msgspec.structs.replace(record, status=State.CREATING, reason=reason, updated_at=self.clock.now())
+
+    async def _runs(self, entry: Entry, sandbox: Sandbox) -> None:
+        def running(record: InstanceRecord) -> InstanceRecord | None:
+            if record.over:
+                return None
+            return msgspec.structs.replace(
+                record,
+                status=State.RUNNING,
+                reason="",
+                url=sandbox.url,
+                boot=sandbox.boot,
+                updated_at=self.clock.now(),
+                wanted=None,
+                ran=True,
+            )
+
+        if await self.change(entry, running):
+            entry.place = self.placed(entry.kept.record)
+        else:  # somebody ended it while it started
+            self.endings.begin(entry.id)
+
+    async def _failed(self, entry: Entry, reason: str) -> None:
+        """It did not start. What the engine keeps of it, to be read, is kept as long as the record."""
+        leave = False
+        with suppress(AEnvError, TimeoutError):
+            async with asyncio.timeout(ENGINE):
+                leave = (await self.engine.get(entry.id)).state.over
+        await self.end(entry, State.FAILED, reason, leave=leave, force=True)
+
+    # Changes, and the end
+
+    @contextmanager
+    def used(self, entry: Entry) -> Iterator[None]:
+        """Somebody waits for an answer about it, or from it."""
+        entry.waiting += 1
+        try:
+            yield
+        finally:
+            entry.waiting -= 1
+            entry.heard(self.clock.now())
+
+    async def change(self, entry: Entry, mutation: Mutation) -> bool:
+        """Change an instance, on what the store has of it; whether there was anything to change.
+
+        An entry whose instance turns out to be over is dropped. A record that the store has lost is written anew.
+        """
+        for _ in range(_TRIES):
+            shift = entry.shift
+            changed = mutation(entry.record)
+            if changed is None:
+                return False
+            try:
+                kept = await self.records.save(entry.kept, changed)
+            except Conflict:
+                found = await self.records.get(entry.id)
+                entry.refresh(found or Kept(entry.kept.record, 0))
+                if entry.kept.record.over:
+                    self._drop(entry)
+                continue
+            entry.kept = kept
+            entry.shift -= shift
+            return True
+        raise Conflict(f"{entry.id} is being changed by others all the time", hint="try again")
+
+    async def end(
+        self,
+        entry: Entry,
+        status: State,
+        reason: str,
+        *,
+        due: Callable[[], bool] = lambda: True,
+        leave: bool = False,
+        force: bool = False,
+    ) -> None:
+        """End an instance, and after that its sandbox, unless it is to be left.
+
+        One that is not ``due`` on a second look, since somebody let it live on, is let be. When the store fails that
+        is raised, and nothing has ended; with ``force`` it ends all the same, and is written down later.
+        """
+        over = self.over(status, entry.hide(reason))
+        try:
+            changed = await self.change(entry, lambda record: over(record) if due() else None)
+            if not changed and not entry.kept.record.over:
+                return
+        except AEnvError as exc:
+            if not force:
+                raise
+            log.warning("%s ends, which cannot be written down yet: %s", entry.id, exc)
+            entry.kept = Kept(over(entry.record) or entry.record, entry.kept.revision)
+            self.unwritten[entry.id] = entry
+        self._drop(entry)
+        if entry.starting is not None and entry.starting is not asyncio.current_task():
+            entry.starting.cancel()
+            await asyncio.wait((entry.starting,), timeout=PATIENCE)
+        if not leave:
+            self.endings.begin(entry.id)
+
+    def over(self, status: State, reason: str) -> Mutation:
+        """What makes a record one of an instance that has ended."""
+
+        def mutation(record: InstanceRecord) -> InstanceRecord | None:
+            if record.over:
+                return None
+            return msgspec.structs.replace(
+                record, status=status, reason=reason, url="", boot="", updated_at=self.clock.now(), wanted=None
+            )
+
+        return mutation
+
+    def _drop(self, entry: Entry) -> None:
+        entry.place = None
+        if self.entries.get(entry.id) is entry:
+            del self.entries[entry.id]
+            self.ended(entry.id)
+
+    async def look(self, entry: Entry, patience: float = ENGINE) -> str:
+        """See whether a running instance is still there, and note its end if it is not; what the engine says of it."""
+        try:
+            async with asyncio.timeout(patience):
+                sandbox = await self.engine.get(entry.id)
+        except NotFound:
+            await self.end(entry, State.FAILED, "lost: its sandbox is gone, and the engine does not know why")
+        except (AEnvError, TimeoutError):
+            return ""  # an engine that does not answer has not said that it is gone
+        else:
+            if not sandbox.state.over:
+                return entry.hide(sandbox.reason)
+            await self.end(entry, sandbox.state, sandbox.reason or "lost: its sandbox ended by itself", leave=True)
+        return entry.kept.record.reason
+
+    async def hidden(self, record: InstanceRecord) -> Hidden | None:
+        """What takes the secrets of an instance out of texts."""
+        entry = self.entries.get(record.id)
+        if entry is not None and entry.hidden is not None:
+            return entry.hidden
+        values: dict[str, str] = {}
+        for name in record.secrets:
+            with suppress(AEnvError):  # it was deleted since then
+                values |= await self._secrets.values(record.owner, [name])
+        made = Hidden.of(values, values)
+        if entry is not None:
+            entry.hidden = made
+        return made
+
+    async def close(self, grace: float) -> None:
+        """Wait for what is being made. What takes longer is made when this server is back; all that lives, lives on."""
+        if self._beginning:
+            await asyncio.wait(self._beginning, timeout=grace)
+        starting = [entry.starting for entry in self.entries.values() if entry.starting is not None]
+        if starting:
+            _, left = await asyncio.wait(starting, timeout=grace)
+            for task in left:
+                task.cancel()
+            if left:
+                await asyncio.wait(left, timeout=PATIENCE)
+        await self.endings.close(grace)
+
+
+def _nobody(id: str) -> None:
+    pass
