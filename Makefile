@@ -29,7 +29,7 @@ $(VENV)/dev.stamp: pyproject.toml $(VENV)/package.stamp
 
 install: $(VENV)/dev.stamp  ## the package and the tools for development, in .venv
 
-components: $(VENV)/dev.stamp  ## what more tests need: Node tools, other lines of the MCP libraries
+components: $(VENV)/dev.stamp  ## what more tests need: Node tools, an S3 server, packages of others
 	@scripts/node-tools
 	@$(BIN)/python -m tests.peers
 

@@ -11,6 +11,7 @@
       Conflict                    conflict           409
       RateLimited                 rate_limited       429
       Unsupported                 unsupported        501
+      StorageFull                 storage_full       507   no room is left where it was to be kept
       AuthorError                 author_failed      500   the author's reward, function or hook raised
       ToolError                   tool_failed        500   what ToolResult.raise_for_error() raises
       NetworkError                network            502   nobody answered
@@ -88,6 +89,10 @@ class RateLimited(AEnvError):
 
 class Unsupported(AEnvError):
     code, status = "unsupported", 501
+
+
+class StorageFull(AEnvError):
+    code, status = "storage_full", 507
 
 
 class AuthorError(AEnvError):

@@ -6,4 +6,5 @@ from tests.peers.support import requirements
 
 for name in ("mcp1", "mcp2"):
     venvs.python(requirements(name), with_package=True)
-venvs.python(requirements("wild"))
+for name in ("seaweed", "wild"):
+    venvs.python(requirements(name))

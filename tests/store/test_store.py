@@ -511,7 +511,7 @@ LONG = "x" * (LONGEST + 1)
         (
             Put("k", "a", b"", tags={"t": [str(number) for number in range(MOST_TAGS)], "u": ["v"]}),
             TooLarge,
-            "'k' 'a' has 129 tags; 128 is the most",
+            "'k' 'a' has 257 tags; 256 is the most",
         ),
         (Put("k", "a", b"", order=float("nan")), Invalid, "'k' 'a': nan is no order"),
         (Put("k", "a", b"", order=float("inf")), Invalid, "'k' 'a': inf is no order"),
@@ -556,7 +556,7 @@ async def test_a_record_may_occur_once_in_a_change(store: Store) -> None:
         ({"tags": {"t": "\0"}}, Invalid, "a value of tag 't' has a NUL character"),
         ({"tags": {"t": ["v", LONG]}}, TooLarge, "a value of tag 't' has 513 characters"),
         ({"tags": {"": "v"}}, Invalid, "a tag's name is empty"),
-        ({"tags": {"t": [str(number) for number in range(129)]}}, TooLarge, "has 129 tags; 128 is the most"),
+        ({"tags": {"t": [str(number) for number in range(257)]}}, TooLarge, "has 257 tags; 256 is the most"),
     ],
     ids=str,
 )

@@ -21,7 +21,7 @@ LARGEST = 1024 * 1024
 """Bytes of one record: its value, and its text to search."""
 LONGEST = 512
 """Characters of a kind, a key, a tag's name or value, and a text to find. The first two, and a name, are not empty."""
-MOST_TAGS = 128
+MOST_TAGS = 256
 """Values of tags that a record bears, or that are looked for at once."""
 PAGE = 100
 LARGEST_PAGE = 1000

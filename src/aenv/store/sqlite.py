@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from aenv.errors import AEnvError, Conflict, Invalid, NetworkError, Unsupported
+from aenv.errors import AEnvError, Conflict, Invalid, NetworkError, StorageFull, Unsupported
 from aenv.store import checks
 from aenv.store.base import PAGE, Change, Delete, Page, Put, Record, Store
 
@@ -44,7 +44,7 @@ _BACKWARDS = "ORDER BY rank, key DESC"
 _ALIVE = "(expires_at IS NULL OR expires_at > ?)"
 
 _CAUSES: dict[str, tuple[type[AEnvError], str, str]] = {
-    "FULL": (AEnvError, "its disk is full", "make room there; what was acknowledged is kept"),
+    "FULL": (StorageFull, "its disk is full", "make room there; what was acknowledged is kept"),
     "READONLY": (AEnvError, "it cannot be written", "make the file and its folder writable for this user"),
     "CANTOPEN": (AEnvError, "it cannot be opened", "its folder must be writable for this user"),
     "BUSY": (AEnvError, "another program writes to it", "end that program"),
