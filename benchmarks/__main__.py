@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from benchmarks import calls, clients, http_client, instances, report, startup, stores
+from benchmarks import calls, clients, gateway, http_client, instances, platform, report, startup, stores
 from benchmarks.measure import Effort, Line
 
 FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
@@ -21,12 +21,16 @@ FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
     "init": startup.init,
     "kinds": calls.kinds,
     "http_client": http_client.http_client,
+    "gateway": gateway.hop,
     "instance_start": instances.start,
     "instances": instances.live,
     "instance_calls": instances.calls,
     "stores": stores.stores,
+    "platform_create": platform.create,
+    "platform_many": platform.many,
+    "platform_list": platform.listing,
 }
-ISOLATED = ("instance_start", "instances", "instance_calls")
+ISOLATED = ("instance_start", "instances", "instance_calls", "platform_create", "platform_many")
 """What is measured only where a sandbox can be isolated in every way."""
 TRIES = 3
 

@@ -6,29 +6,22 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import select
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from aenv.engines.process import powers
-from benchmarks import report, venvs
+from benchmarks import owners, report, venvs
 from benchmarks.calls import CALLERS, warm_up
 from benchmarks.measure import Effort, Line, interleave, line
-from benchmarks.processes import OURS, Server, Worker, cpu_seconds, environment, fastmcp, ours, running, server
+from benchmarks.owners import SPARE, Left
+from benchmarks.processes import OURS, Server, Worker, cpu_seconds, fastmcp, ours, running, server
 
-PROJECT = venvs.HERE / "projects" / "few"
-PATIENCE = 300.0
-"""Seconds that filling or emptying a machine may take."""
 COUNT = 1000
 AT_ONCE = 16
 """Creates under way at a time."""
@@ -36,10 +29,6 @@ SEQUENCE = 20
 """Creates one after the other in each round."""
 PEERS = 2
 """Processes of the peer that are measured before, and again after."""
-SPARE = 1
-"""Instances that the engine keeps ready for whoever comes next."""
-SETTLE = 10.0
-"""Seconds until there must be as many instances as there ought to be."""
 IDLE = 6.0
 """Seconds for which idle instances are watched."""
 MOST_START, FEWEST_A_SECOND, MOST_MEMORY, MOST_IDLE, MOST_RELEASE, MOST_CALL = 1 / 140, 80.0, 5.0, 1.0, 10.0, 1.3
@@ -58,12 +47,12 @@ def start(effort: Effort) -> list[Line]:
     peer = fastmcp(venvs.peer("fastmcp"))
     programs, firsts, every = [], [], []
     for _ in range(2 if effort.quick else 5):
-        with _owner() as owner:
+        with owners.owner() as owner:
             opening = owner.ask("open")
             first = owner.ask("sequence", count=1)[0]
             firsts.append(first)
             programs.append(opening + first)
-    with _owner() as owner:
+    with owners.owner() as owner:
         owner.ask("sequence", count=5)
 
         def sequence() -> float:
@@ -72,7 +61,7 @@ def start(effort: Effort) -> list[Line]:
             return median(seconds)
 
         mine, other = interleave(effort.rounds(11), sequence, lambda: _peer(peer).start)
-    with _owner(AENV_SPARE="0") as owner:
+    with owners.owner(AENV_SPARE="0") as owner:
         unexpected = owner.ask("sequence", count=SEQUENCE)
     return [
         line(_START, "ms", mine, "FastMCP", other, limit=MOST_START, scale=1e3),
@@ -93,9 +82,9 @@ def calls(effort: Effort) -> list[Line]:
 
     Only CPU is compared: how long an answer takes depends on how the machine shares its cores among control groups.
     """
-    with _owner() as owner, server(ours("few")) as bare:
+    with owners.owner() as owner, server(ours("few")) as bare:
         served = owner.ask("serve")
-        (instance,) = (process.pid for process in _settle(owner, 1) if process.is_runtime)
+        (instance,) = (process.pid for process in owner.settle(1) if process.is_runtime)
         with _client(bare, bare.url, "none") as to_bare, _client(bare._replace(pid=instance), **served) as to_instance:
             warm_up(to_bare, to_instance)
             alone, bare_alone = interleave(
@@ -117,15 +106,15 @@ def calls(effort: Effort) -> list[Line]:
 def _live(count: int, at_once: int, idle: float) -> list[Line]:
     command = fastmcp(venvs.peer("fastmcp"))
     peers = [_peer(command) for _ in range(PEERS)]
-    with _owner() as owner:
+    with owners.owner() as owner:
         owner.ask("sequence", count=5)
-        _settle(owner, SPARE)
-        before = _Left(owner)
+        owner.settle(SPARE)
+        before = Left(owner)
         filling = owner.ask("fill", count=count, at_once=at_once)
         _say(f"created in {filling:.1f} s")
         calling = owner.ask("call", at_once=at_once)
         _say(f"called, once each, in {calling:.1f} s")
-        processes = _settle(owner, count + SPARE)
+        processes = owner.settle(count + SPARE)
         memory = sum(_proportional_mb(process.pid) for process in processes if process.has_memory) / count
         pids = [owner.pid, *(process.pid for process in processes)]
         begin = sum(map(cpu_seconds, pids))
@@ -133,7 +122,7 @@ def _live(count: int, at_once: int, idle: float) -> list[Line]:
         burnt = (sum(map(cpu_seconds, pids)) - begin) / idle * 100
         emptying = owner.ask("empty")
         _say(f"released in {emptying:.1f} s")
-        _settle(owner, SPARE)
+        owner.settle(SPARE)
         before.check(owner)
         owner.ask("close")
         owner.check_end()
@@ -176,94 +165,10 @@ def _peer(command: Sequence[str | Path]) -> _Peer:
     return _Peer(started.first_answer, memory, time.perf_counter() - ending)
 
 
-# The owner of the instances
-
-
-class _Owner:
-    """A program that has instances, in a process of its own and with a home of its own."""
-
-    def __init__(self, process: subprocess.Popen[bytes], home: Path) -> None:
-        self._process = process
-        self.pid = process.pid
-        self.home = home
-        self._groups: list[Path] = []
-
-    def ask(self, verb: str, **arguments: object) -> Any:
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps({"do": verb, **arguments}).encode() + b"\n")
-        process.stdin.flush()
-        if not select.select([process.stdout], [], [], PATIENCE)[0]:
-            raise RuntimeError(f"{verb} took longer than {PATIENCE:g} s")
-        answer = process.stdout.readline()
-        if not answer:
-            raise RuntimeError(f"the owner ended at {verb}")
-        return json.loads(answer)
-
-    def groups(self) -> list[Path]:
-        """The directories in which its engine's control groups are."""
-        for file in self.home.glob("run/*/spawner.json"):
-            self._groups = [Path(path) for path in json.loads(file.read_text())["control_groups"].values()]
-        return self._groups
-
-    def check_end(self) -> None:
-        """Raise when an engine that was closed has left anything."""
-        left = [str(process.pid) for process in _below(self.pid)]
-        left += [str(path) for path in self._groups if path.exists()]
-        left += [str(path) for path in self.home.glob("run/*") if path.is_dir()]
-        if left:
-            raise RuntimeError(f"the engine is closed, but there is still {', '.join(left[:10])}")
-
-
-@contextmanager
-def _owner(**variables: str) -> Iterator[_Owner]:
-    with tempfile.TemporaryDirectory(prefix="aenv-bench-") as home:
-        env = environment(PYTHONPATH=str(venvs.ROOT), AENV_HOME=home, **variables)
-        with running([OURS, "-m", "benchmarks.workers.owner", PROJECT], env=env, piped=True) as process:
-            yield _Owner(process, Path(home))
-
-
 @contextmanager
 def _client(target: Server, url: str, token: str) -> Iterator[Worker]:
     with running([OURS, "-m", "benchmarks.workers.bearer", url, token], piped=True) as process:
         yield Worker(process, target)
-
-
-# What there is
-
-
-class _Process(NamedTuple):
-    pid: int
-    parent: int
-    places: list[int]
-    """Its number in each process namespace, the machine's first."""
-
-    @property
-    def is_runtime(self) -> bool:
-        return len(self.places) == 4 and self.places[-1] == 2
-
-    @property
-    def has_memory(self) -> bool:
-        """The first process of an instance has none: it stands in that of its zygote."""
-        return len(self.places) < 4 or self.places[-1] != 1
-
-
-def _below(pid: int) -> list[_Process]:
-    """Every process that descends from this one, also the dead that nobody has buried."""
-    children: dict[int, list[_Process]] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):
-            status = dict(row.split(":\t", 1) for row in Path(f"/proc/{name}/status").read_text().splitlines())
-            found = _Process(int(name), int(status["PPid"]), list(map(int, status["NSpid"].split())))
-            children.setdefault(found.parent, []).append(found)
-    family: list[_Process] = []
-    parents = [pid]
-    while parents:
-        young = children.get(parents.pop(), [])
-        family += young
-        parents += [child.pid for child in young]
-    return family
 
 
 def _proportional_mb(pid: int) -> float:
@@ -272,61 +177,6 @@ def _proportional_mb(pid: int) -> float:
         if row.startswith("Pss:"):
             return int(row.split()[1]) / 1024
     raise RuntimeError(f"process {pid} has no Pss")
-
-
-class _Left(dict[str, int]):
-    """What there is of the engine of an owner, counted."""
-
-    def __init__(self, owner: _Owner) -> None:
-        family = _below(owner.pid)
-        unix = Path("/proc/net/unix").read_text()
-        super().__init__(
-            {
-                "processes": len(family),
-                "mounts": sum(_lines(f"/proc/{process.pid}/mountinfo") for process in family),
-                "control groups": sum(1 for root in owner.groups() for path in root.rglob("*") if path.is_dir()),
-                "socket files": sum(1 for _ in owner.home.rglob("*.sock")),
-                "sockets": unix.count(str(owner.home)),
-                "descriptors of the owner": _descriptors(owner.pid),
-                "descriptors of its engine": sum(_descriptors(process.pid) for process in family),
-            }
-        )
-
-    def check(self, owner: _Owner) -> None:
-        """Raise when there is more than there was, and it does not go: who is dead may not be buried yet."""
-        deadline = time.monotonic() + SETTLE
-        while more := {what: count - self[what] for what, count in _Left(owner).items() if count > self[what]}:
-            if time.monotonic() > deadline:
-                shown = ", ".join(f"{count} {what}" for what, count in more.items())
-                raise RuntimeError(f"all instances are released, but there are {shown} more than before")
-            time.sleep(0.05)
-
-
-def _settle(owner: _Owner, count: int) -> list[_Process]:
-    """The processes of an owner, once so many of them are instances."""
-    deadline = time.monotonic() + SETTLE
-    while True:
-        processes = _below(owner.pid)
-        runtimes = sum(process.is_runtime for process in processes)
-        if runtimes == count:
-            return processes
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{runtimes} instances are alive, not {count}")
-        time.sleep(0.05)
-
-
-def _lines(file: str) -> int:
-    try:
-        return Path(file).read_text().count("\n")
-    except OSError:
-        return 0
-
-
-def _descriptors(pid: int) -> int:
-    try:
-        return len(os.listdir(f"/proc/{pid}/fd"))
-    except OSError:
-        return 0
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,7 @@
-"""A program that uses the process engine: it makes, calls and releases instances of one project as its parent asks.
+"""A program that has instances of the project in its directory: it makes, calls and releases them as its parent asks.
+
+Its argument says where they come from: ``engine``, the process engine and nothing else; ``settings``, wherever an
+``Environment`` gets them here, embedded or from a platform; ``gateway``, a platform that is on another machine.
 
 A request is a line ``{"do": verb, ...}``, its answer a line, too. ``open`` starts the engine, ``sequence`` has one
 instance after the other answer a first call, ``fill`` makes many that live, ``call`` calls each of them, ``serve``
@@ -20,9 +23,12 @@ from typing import Any
 import msgspec
 
 from aenv import Environment, http, project
+from aenv.client.platform import Platform
+from aenv.client.provision import Provision
 from aenv.engines.process.engine import ProcessEngine
 from aenv.engines.specs import complete
 from aenv.models import EnvRef, Sandbox, SandboxSpec
+from aenv.wire import Instance
 from benchmarks.wire import ARGUMENTS, EXPECTED
 
 LIFE = 3600.0
@@ -30,31 +36,27 @@ LIFE = 3600.0
 
 
 class Owner:
-    """The instances of one program, each isolated in every way there is, and without a network."""
+    """The instances of one program, from wherever the settings say."""
 
-    def __init__(self, root: Path) -> None:
-        self._engine = ProcessEngine(isolation="strict")
-        self._project = project.read(root)
+    def __init__(self) -> None:
+        self._project = project.read(Path.cwd())
         self._live: list[Environment] = []
-        self._served = AsyncExitStack()
 
-    def _provision(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
-        wanted = msgspec.structs.replace(spec, ttl=LIFE, network="none", preload=True)
-        return self._engine.provision(complete(wanted, self._project))
+    def _provision(self) -> Provision | None:
+        return None
 
     def _environment(self) -> Environment:
-        return Environment(self._project.name, provision=self._provision)
-
-    async def open(self) -> float:
-        return await _timed(self._engine.isolated())
+        return Environment(self._project.name, ttl=LIFE, provision=self._provision())
 
     async def sequence(self, count: int) -> list[float]:
         """Seconds from a new ``Environment`` to its first answer. Releasing it is not counted."""
         seconds = []
         for _ in range(count):
+            begin = time.perf_counter()
             env = self._environment()
             try:
-                seconds.append(await _timed(_call(env)))
+                await _call(env)
+                seconds.append(time.perf_counter() - begin)
             finally:
                 await env.release()
         return seconds
@@ -67,19 +69,59 @@ class Owner:
     async def call(self, at_once: int) -> float:
         return await _timed(_each((partial(_call, env) for env in self._live), at_once))
 
+    async def empty(self) -> float:
+        live, self._live = self._live, []
+        return await _timed(_each((env.release for env in live), len(live) or 1))
+
+    async def close(self) -> float:
+        return await _timed(http.close())
+
+
+class EngineOwner(Owner):
+    """Instances of an engine of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._engine = ProcessEngine()
+        self._served = AsyncExitStack()
+
+    def _provision(self) -> Provision:
+        return self._provide
+
+    def _provide(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
+        return self._engine.provision(complete(spec, self._project))
+
+    async def open(self) -> float:
+        return await _timed(self._engine.isolated())
+
     async def serve(self) -> dict[str, str | None]:
-        sandbox = await self._served.enter_async_context(self._provision(SandboxSpec(env=EnvRef(self._project.name))))
+        wanted = SandboxSpec(env=EnvRef(self._project.name), ttl=LIFE)
+        sandbox = await self._served.enter_async_context(self._provide(wanted))
         return {"url": sandbox.url, "token": sandbox.token}
 
     async def empty(self) -> float:
-        live, self._live = self._live, []
-        seconds = await _timed(_each((env.release for env in live), len(live) or 1))
         await self._served.aclose()
-        return seconds
+        return await super().empty()
 
     async def close(self) -> float:
-        await http.close()
-        return await _timed(self._engine.close())
+        return await super().close() + await _timed(self._engine.close())
+
+
+class Remote(Platform):
+    """A platform whose sandboxes cannot be reached but by its gateway, as from another machine."""
+
+    async def _sandbox(self, instance: Instance, attached: bool = False) -> Sandbox:
+        return await super()._sandbox(msgspec.structs.replace(instance, socket=""), attached)
+
+
+class GatewayOwner(Owner):
+    """Instances of a platform, reached by its gateway."""
+
+    def _provision(self) -> Provision:
+        return Remote(None)
+
+
+KINDS: dict[str, type[Owner]] = {"engine": EngineOwner, "settings": Owner, "gateway": GatewayOwner}
 
 
 async def _call(env: Environment) -> None:
@@ -105,8 +147,7 @@ async def _timed(work: Awaitable[Any]) -> float:
     return time.perf_counter() - begin
 
 
-async def _serve(root: Path) -> None:
-    owner = Owner(root)
+async def _serve(owner: Owner) -> None:
     while line := await asyncio.to_thread(sys.stdin.readline):
         request = json.loads(line)
         answer = await getattr(owner, request.pop("do"))(**request)
@@ -116,5 +157,9 @@ async def _serve(root: Path) -> None:
     await owner.close()
 
 
+async def _main(kind: str) -> None:
+    await _serve(KINDS[kind]())
+
+
 if __name__ == "__main__":
-    asyncio.run(_serve(Path(sys.argv[1])))
+    asyncio.run(_main(sys.argv[1]))

@@ -32,6 +32,9 @@ SETTINGS = (
     Setting("system_url", "AENV_SYSTEM_URL", None, "address of the platform; port 8080 when none is given"),
     Setting("hub_url", "AENV_HUB_URL", None, "address of the hub; the system URL when not set"),
     Setting("api_key", "AENV_API_KEY", None, "token sent with every request", secret=True),
+    Setting("s3_access_key", "AENV_S3_ACCESS_KEY", None, "key to the bucket that packages are kept in", secret=True),
+    Setting("s3_secret_key", "AENV_S3_SECRET_KEY", None, "the secret that belongs to that key", secret=True),
+    Setting("s3_session_token", "AENV_S3_SESSION_TOKEN", None, "a token that goes with a temporary key", secret=True),
     Setting("attach", "DUMMY_INSTANCE_IP", None, "attach to a sandbox that 'aenv run' started", in_file=False),
     Setting("max_body", "AENV_MAX_BODY", 64 * 1024 * 1024, "largest request body a sandbox accepts, in bytes", least=1),
     Setting("grace", "AENV_GRACE", 10.0, "seconds that calls in flight get to finish when a sandbox stops"),
@@ -50,6 +53,7 @@ SETTINGS = (
     Setting("instance_id", "AENV_INSTANCE_ID", "local", "what the engine calls this sandbox", in_file=False),
     Setting("datasource", "AENV_DATASOURCE", "", "the instance's data, as a path", in_file=False),
     Setting("seed", "AENV_SEED", None, "the instance's random seed", in_file=False),
+    Setting("secrets", "AENV_SECRETS", "", "names, by comma, of variables that a sandbox never shows", in_file=False),
     Setting(
         "owner_token_sha256",
         "AENV_OWNER_TOKEN_SHA256",

@@ -32,11 +32,13 @@ class EnvRef(Struct, frozen=True):
         name, at, version = text.partition("@")
         if not NAME.fullmatch(name):
             raise Invalid(
-                f"{text!r} is not an environment name",
+                f"{text[:100]!r} is not an environment name",
                 hint="use letters, digits, '-', '_' and '.', for example 'mini-terminal@1.0.1'",
             )
         if at and not RANGE.fullmatch(version):
-            raise Invalid(f"{version!r} in {text!r} is not a version", hint="use name@1.0.1, name@^1.0 or name@latest")
+            raise Invalid(
+                f"{version[:100]!r} in {text[:100]!r} is not a version", hint="use name@1.0.1, name@^1.0 or name@latest"
+            )
         return cls(name, version or None)
 
     def __str__(self) -> str:
@@ -58,7 +60,8 @@ def parse_duration(value: str | float, what: str = "ttl") -> float:
         else:
             seconds = -1.0
     if not 0 < seconds < float("inf"):
-        raise Invalid(f"{what} {value!r} is not a length of time", hint="use 90s, 30m, 1h30m, 24h, 1d or seconds")
+        shown = value[:100] if isinstance(value, str) else value
+        raise Invalid(f"{what} {shown!r} is not a length of time", hint="use 90s, 30m, 1h30m, 24h, 1d or seconds")
     return seconds
 
 
@@ -91,6 +94,8 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     ttl: float | None = None
     startup_timeout: float = 500.0
     environment_variables: dict[str, str] = {}
+    secrets: list[str] = []
+    """Names of variables whose values are shown nowhere: not in what the sandbox prints, and in no answer of it."""
     arguments: list[str] = []
     owner: str | None = None
     labels: dict[str, str] = {}
@@ -130,6 +135,8 @@ class Sandbox(Struct, frozen=True, kw_only=True):
 
     url: str
     """Base URL of the runtime inside: ``http://...`` or ``unix:/path``; empty while there is none."""
+    public_url: str = ""
+    """Where others reach it, too: at a platform's gateway. Empty when there is none."""
     id: str = "local"
     token: str | None = None
     """The owner's token, where one is asked for. Only who asked for the sandbox knows it."""
@@ -147,6 +154,11 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     created_at: float = 0.0
     expires_at: float | None = None
     """Unix times."""
+
+    @property
+    def relayed(self) -> bool:
+        """Whether calls pass through a gateway, which may restart while the sandbox lives."""
+        return self.url == self.public_url
 
 
 class Image(Struct, frozen=True):

@@ -273,6 +273,13 @@ class Open(PlainEngine):
         return await super().create(id, msgspec.structs.replace(spec, owner_token_sha256=None))
 
 
+class Blabs(PlainEngine):
+    """Takes secrets for variables like others."""
+
+    async def create(self, id, spec):
+        return await super().create(id, msgspec.structs.replace(spec, secrets=[]))
+
+
 class InPlace(PlainEngine):
     """Every sandbox works in the project's own directory."""
 
@@ -322,6 +329,7 @@ BROKEN = [
     (DeletesOnce, {"delete-unknown", "delete-twice"}, {}),
     (Deaf, {"variables", "variables-of-the-project", "arguments", "seed", "datasource"}, {}),
     (Open, {"needs-a-token", "agents-have-tools-only", "tokens-apart"}, {}),
+    (Blabs, {"secrets-are-hidden"}, {}),
     (InPlace, {"work-directory", "files-apart"}, {}),
     (Immortal, {"ttl"}, {"limit": 4}),
     (DiesEarly, {"ttl"}, {}),

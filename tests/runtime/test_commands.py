@@ -16,7 +16,7 @@ import psutil
 import pytest
 import uvloop
 
-from aenv.errors import Invalid, NotFound
+from aenv.errors import Invalid, NotFound, TooLarge
 from aenv.models import ExecResult
 from aenv.runtime import commands
 from aenv.runtime.commands import MOST_OUTPUT, Command
@@ -197,9 +197,14 @@ async def test_what_cannot_be_run_says_why(tmp_path: Path) -> None:
         (Command("true", directory="plain"), NotFound, "there is no such directory"),
         (Command([str(tmp_path / "plain")]), Invalid, "Permission denied"),
         (Command(["a\0b"]), Invalid, "null byte"),
+        (Command(["true", "x" * 5_000_000]), TooLarge, "'true' cannot be run: Argument list too long"),
+        (Command("x" * 5_000_000), TooLarge, "Argument list too long"),
+        (Command(["x" * 5_000]), Invalid, "File name too long"),
+        (Command("true", directory="x" * 5_000), Invalid, "File name too long"),
     ):
-        with pytest.raises(kind, match=words):
+        with pytest.raises(kind, match=words) as caught:
             await commands.run(command, tmp_path)
+        assert len(str(caught.value)) < 1000
 
 
 async def test_what_concerns_the_runtime_alone_is_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,10 +227,43 @@ def test_a_head_without_end_is_cut_off(lab: Sandbox, flood: bytes) -> None:
     assert send(lab.port, "GET", "/health").status == 200
 
 
+CHUNKED = b"POST /tools/add HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "flood", [b"8;x=", b'8\r\n{"a": 1}\r\n0\r\nX: ', b'8\r\n{"a": 1}\r\n0\r\n'], ids=["size", "value", "name"]
+)
+def test_what_comes_with_a_body_is_bounded(lab: Sandbox, flood: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", lab.port), timeout=20) as sock, pytest.raises(ConnectionError):
+        sock.sendall(CHUNKED + flood)
+        for _ in range(1000):
+            sock.sendall(b"a" * 100_000)
+    assert send(lab.port, "GET", "/health").status == 200
+
+
+@pytest.mark.parametrize("broken", [b"zz\r\n", b'8\r\n{"a": 1}XX', b'8\r\n{"a": 1}\r\n0\r\nno header\r\n\r\n'])
+def test_a_body_that_breaks_off_in_nonsense_is_answered(lab: Sandbox, broken: bytes) -> None:
+    """Also when somebody waits for it already."""
+    with socket.create_connection(("127.0.0.1", lab.port), timeout=30) as sock:
+        sock.sendall(CHUNKED.replace(b"chunked", b"chunked\r\nExpect: 100-continue"))
+        assert sock.recv(65536).startswith(b"HTTP/1.1 100")
+        sock.sendall(broken)
+        assert sock.recv(65536).startswith(b"HTTP/1.1 400")
+        assert sock.recv(65536) == b""
+
+
+def test_many_requests_in_one_piece_are_not_one_long_head(lab: Sandbox) -> None:
+    asked = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 500 + b"\r\n\r\n"
+    last = asked.replace(b"Host", b"Connection: close\r\nHost")
+    assert _raw(lab.port, asked * 999 + last).count(b"HTTP/1.1 200") == 1000
+
+
 @pytest.mark.parametrize(
     ("request_", "answer"),
     [
         (b"GET /health HTTP/1.1\r\nHost: evil.com\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 400"),
+        (b"GET /tools HTTP/1.1\r\nHost: localhost\r\nAuthorization: a\r\nAuthorization: b\r\n\r\n", b"HTTP/1.1 400"),
+        (b"POST /tools/add HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: xchunked\r\n\r\n{}", b"HTTP/1.1 400"),
         (
             b"POST /tools/add HTTP/1.1\r\nHost: evil.com\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
             b'8\r\n{"a": 1}\r\n0\r\nHost: localhost\r\n\r\n',
@@ -243,6 +276,23 @@ def test_a_head_without_end_is_cut_off(lab: Sandbox, flood: bytes) -> None:
 )
 def test_odd_but_readable_requests(lab: Sandbox, request_: bytes, answer: bytes) -> None:
     assert _raw(lab.port, request_).startswith(answer)
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [b'Content-Length: 8\r\n\r\n{"a": 1}', b'Transfer-Encoding: chunked\r\n\r\n3\r\n{"a\r\n5\r\n": 1}\r\n0\r\n\r\n'],
+    ids=["length", "chunked"],
+)
+def test_who_asks_for_another_protocol_is_heard_to_the_end(lab: Sandbox, framing: bytes) -> None:
+    """HTTP clients in Java ask for HTTP/2 in every request: it is not spoken here, and their bodies count."""
+    head = b"POST /tools/add HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    asked = head + b"HTTP2-Settings: AAMAAABkAAQ\r\n" + framing
+    last = asked.replace(b"Connection: Upgrade", b"Connection: close, Upgrade")
+    assert _raw(lab.port, asked * 200 + last).count(b'{"success":true,"data":3}') == 201
+    with socket.create_connection(("127.0.0.1", lab.port), timeout=30) as sock:
+        for byte in last:
+            sock.sendall(bytes([byte]))
+        assert b'{"success":true,"data":3}' in b"".join(iter(lambda: sock.recv(65536), b""))
 
 
 def test_requests_sent_before_the_answer_to_an_earlier_one(lab: Sandbox) -> None:

@@ -20,6 +20,7 @@ from aenv.cleanup import finish
 from aenv.engines.base import Engine, Output
 from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxLost
 from aenv.models import Sandbox, SandboxSpec, State
+from aenv.runtime.hidden import Hidden, Printing
 
 STOP = 2.0
 """Seconds between TERM and KILL."""
@@ -34,7 +35,7 @@ class _Box(asyncio.Protocol):
 
     def __init__(self, id: str, spec: SandboxSpec) -> None:
         self.id, self.spec = id, spec
-        self.state, self.reason, self.url = State.CREATING, "", ""
+        self.state, self.reason, self.url, self.boot = State.CREATING, "", "", ""
         self.created_at = time.time()
         self.expires_at: float | None = None
         self.work = Path()
@@ -42,9 +43,11 @@ class _Box(asyncio.Protocol):
         self.alarm: asyncio.TimerHandle | None = None
         self.listening, self.silent = asyncio.Event(), asyncio.Event()
         self.start, self.kept = 0, bytearray()
+        hidden = Hidden.of(spec.secrets, spec.environment_variables)
+        self.printing = Printing(hidden) if hidden is not None else None
 
     def data_received(self, data: bytes) -> None:
-        self.kept += data
+        self.kept += data if self.printing is None else self.printing.pass_on(data)
         if not self.url and (found := _READY.search(self.kept)):
             self.url = found[1].decode()
             self.listening.set()
@@ -53,6 +56,8 @@ class _Box(asyncio.Protocol):
             self.start += over
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.printing is not None:
+            self.kept += self.printing.end()
         self.silent.set()
 
     def end(self, state: State, reason: str) -> None:
@@ -69,6 +74,7 @@ class _Box(asyncio.Protocol):
             env=str(self.spec.env),
             owner=self.spec.owner,
             labels=self.spec.labels,
+            boot=self.boot,
             created_at=self.created_at,
             expires_at=self.expires_at,
         )
@@ -170,8 +176,9 @@ class PlainEngine(Engine):
         await box.listening.wait()
         while box.state is State.CREATING:
             with suppress(AEnvError):
-                if (await http.request("GET", box.url, "/health", retries=0)).status == 200:
-                    box.state = State.RUNNING
+                answer = await http.request("GET", box.url, "/health", retries=0)
+                if answer.status == 200:
+                    box.state, box.boot = State.RUNNING, answer.headers.get(b"aenv-boot", b"").decode()
             await asyncio.sleep(0.02)
 
     def _let_live(self, box: _Box, ttl: float) -> None:
@@ -225,6 +232,7 @@ def _variables(box: _Box) -> dict[str, str]:
     """The spec's, over those of this process, and what the runtime asks for."""
     spec = box.spec
     told = {"AENV_INSTANCE_ID": box.id, "AENV_DATASOURCE": spec.datasource, "PYTHONUNBUFFERED": "1"}
+    told["AENV_SECRETS"] = ",".join(spec.secrets)
     if spec.seed is not None:
         told["AENV_SEED"] = str(spec.seed)
     return config.child_environment({**spec.environment_variables, **told})

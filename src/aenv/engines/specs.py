@@ -25,6 +25,7 @@ def complete(spec: SandboxSpec, found: Project, *, stamp: str = "") -> SandboxSp
         stamp=stamp,
         ttl=spec.ttl or found.ttl or TTL,
         environment_variables=found.environment_variables | spec.environment_variables,
+        secrets=sorted({*spec.secrets, *found.value("deployConfig.secrets")}),
         resources=limits | spec.resources,
         network=spec.network if spec.network is not None else found.value("deployConfig.network"),
         preload=found.value("deployConfig.preload") if spec.preload == "auto" else spec.preload,

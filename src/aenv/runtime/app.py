@@ -1,4 +1,4 @@
-"""The sandbox as one ASGI application: what is served where, who may ask, and how an answer is sent.
+"""The sandbox as one ASGI application: what is served where, and who may ask.
 
 The routes are at the bottom. A handler returns a ``Response`` or an ``Answer``; nothing here waits for author code.
 """
@@ -18,29 +18,26 @@ import msgspec
 
 from aenv import __version__
 from aenv.errors import AEnvError, Invalid, NotFound, SandboxLost, TooLarge
-from aenv.runtime import files
+from aenv.runtime import files, ports
 from aenv.runtime.access import Guard
-from aenv.runtime.answers import BYTES, EVENTS, Answer, Answers, Request, Response, cancelled
+from aenv.runtime.answers import BYTES, Answer, Answers, Request, Response, cancelled
 from aenv.runtime.commands import Command
 from aenv.runtime.functions import Function
+from aenv.runtime.hidden import Answering
 from aenv.runtime.history import overhear
 from aenv.runtime.mcp import LEGACY, MODERN, Endpoint, Reply
 from aenv.runtime.protocol import Receive, Send
+from aenv.runtime.sending import follow, send_whole
 from aenv.runtime.service import Service, Unhealthy, log, lookup
 from aenv.runtime.tokens import Access
 
 if TYPE_CHECKING:
     from aenv.runtime.wrapped import Wrapped
 
-Handler = Callable[["App", Request, str], Reply]
+Handler = Callable[["App", Request, str], Reply | ports.Tunnel]
 
-QUICK = 0.05
-"""A call that takes longer is watched for its client's leaving; a quick one is not worth it."""
-KEEP_ALIVE = 15.0
-"""Seconds of silence after which a client hears that its call is still running."""
 PATIENCE = 10.0
 """Seconds a call with an id goes on unheard, for its client to come back."""
-CHUNK = 256 * 1024
 
 _encode = msgspec.json.Encoder().encode
 _command = msgspec.json.Decoder(Command).decode
@@ -70,6 +67,7 @@ class App:
         self.mcp = Endpoint(service)
         self.wrapped: Wrapped | None = None
         self.answers = Answers()
+        self.tunnels = ports.Tunnels(self._stirred)
         self.calls: set[asyncio.Task[None]] = set()
         """Calls in flight."""
         self.boot = secrets.token_hex(8)
@@ -101,6 +99,8 @@ class App:
         if scope["type"] != "http":
             raise RuntimeError(f"a sandbox serves HTTP, not {scope['type']}")
         request = Request(scope["method"], scope["path"], scope["query_string"], scope["headers"], b"")
+        if self.service.hidden is not None:
+            send = Answering(self.service.hidden, request.path, send)
         try:
             self._guard.check_host(request)
             needed, handler, rest = self._route(request)
@@ -108,20 +108,24 @@ class App:
             self._same_life(request)
             request.body = await self._body(request, receive)
             reply = self._once(request, handler, rest)
+            if isinstance(reply, ports.Tunnel):
+                await self.tunnels.serve(reply, scope)
+                return
         except AEnvError as exc:
             reply = failure(exc)
         except _Gone:
             return
         if isinstance(reply, Response):
-            await _send(reply, send)
+            await send_whole(reply, send)
         elif isinstance(reply, Answer):
-            await _follow(reply, 0, receive, send)
+            await follow(reply, 0, receive, send)
         else:
-            await _follow(*reply, receive, send)
+            await follow(*reply, receive, send)
 
     def close_streams(self) -> None:
         """End the streams that clients hold open; calls in flight go on."""
         self.mcp.close()
+        self.tunnels.close()
         if self.wrapped is not None:
             self.wrapped.close()
 
@@ -169,7 +173,7 @@ class App:
             if not message.get("more_body"):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _once(self, request: Request, handler: Handler, rest: str) -> Reply:
+    def _once(self, request: Request, handler: Handler, rest: str) -> Reply | ports.Tunnel:
         """Handle a request, or answer again what was answered before under the same call id."""
         call_id = request.header(b"aenv-call-id")
         if call_id is None:
@@ -182,7 +186,7 @@ class App:
             self.answers.keep(call_id, request, reply)
         return reply
 
-    def _start(self, reply: Reply, request: Request) -> Reply:
+    def _start(self, reply: Reply | ports.Tunnel, request: Request) -> Reply | ports.Tunnel:
         if isinstance(reply, Answer) and reply.task is not None:
             self.calls.add(reply.task)
             if _is_call(request):
@@ -191,6 +195,9 @@ class App:
             else:
                 reply.task.add_done_callback(self._closed)
         return reply
+
+    def _stirred(self) -> None:
+        self._last = monotonic()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._in_flight -= 1
@@ -238,6 +245,7 @@ class App:
                 "protocol": project.protocol,
                 "tools": list(loaded.tools),
                 "rewards": list(loaded.rewards),
+                "reward_schemas": [_offered(function) for function in loaded.rewards.values()],
                 "functions": list(loaded.functions),
                 "timeouts": {"call": self.service.call_limit},
             }
@@ -250,11 +258,9 @@ class App:
         loaded = self.service.loaded
         functions = [
             {
-                "name": function.name,
+                **_offered(function),
                 "endpoint": function.mark.options.get("endpoint") or f"/functions/{function.name}",
                 "method": str(function.mark.options["method"]).upper(),
-                "description": function.description,
-                "inputSchema": function.arguments.schema,
             }
             for function in loaded.functions.values()
         ]
@@ -349,6 +355,9 @@ class App:
             raise Invalid(f"last must be a number of calls, found {last!r}")
         return success(self.service.history.last(None if last is None else int(last)))
 
+    def port(self, request: Request, port: str) -> ports.Tunnel:
+        return ports.wanted(request, port)
+
     def cancel(self, request: Request, call_id: str) -> Reply:
         return success({"cancelled": self.answers.cancel(call_id)})
 
@@ -362,6 +371,15 @@ class App:
             return success(await self.service.call(function, arguments))
 
         return _working(answer())
+
+
+def _offered(function: Function) -> dict[str, Any]:
+    """A function as it is listed."""
+    return {
+        "name": function.name,
+        "description": function.description,
+        "inputSchema": function.arguments.schema,
+    }
 
 
 def _tools_of_the_server(service: Service) -> frozenset[str]:
@@ -429,63 +447,6 @@ def _working(work: Coroutine[Any, Any, Response | None], answer: Answer | None =
     return answer
 
 
-async def _send(response: Response, send: Send) -> None:
-    body = response.body
-    headers = [*response.headers, (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    for start in range(0, max(len(body) - CHUNK, 0), CHUNK):
-        await send({"type": "http.response.body", "body": body[start : start + CHUNK], "more_body": True})
-    rest = body if len(body) <= CHUNK else body[(len(body) - 1) // CHUNK * CHUNK :]
-    await send({"type": "http.response.body", "body": rest})
-
-
-async def _follow(answer: Answer, position: int, receive: Receive, send: Send) -> None:
-    """Send an answer as it is written, until it is done or its client has left."""
-    answer.joined()
-    begun = False
-    watch: asyncio.Task[None] | None = None
-    try:
-        while not answer.cut:
-            if answer.done and not begun and position == 0 and len(answer.chunks) <= 1:
-                await _send(Response(answer.status, b"".join(answer.chunks), answer.headers), send)
-                return
-            if answer.status and not begun:
-                await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
-                await send({"type": "http.response.body", "body": b"", "more_body": True})  # let the head go out
-                begun = True
-            while begun and position < len(answer.chunks):
-                await send({"type": "http.response.body", "body": answer.chunks[position], "more_body": True})
-                if answer.transient:
-                    answer.chunks[position] = b""
-                    answer.taken()
-                position += 1
-            if answer.done and position >= len(answer.chunks):
-                await send({"type": "http.response.body", "body": b""})
-                return
-            if watch is None:
-                await answer.changed(QUICK)
-                watch = asyncio.create_task(_until_gone(receive))
-                watch.add_done_callback(lambda _: answer.wake())
-                continue
-            await answer.changed(KEEP_ALIVE)
-            if watch.done():
-                return
-            if position == len(answer.chunks) and not answer.done:
-                if begun and answer.headers[: len(EVENTS)] == EVENTS:
-                    await send({"type": "http.response.body", "body": b": still running\r\n\r\n", "more_body": True})
-                elif not begun and answer.upgrade is not None:
-                    answer.upgrade()
-    finally:
-        if watch is not None:
-            watch.cancel()
-        answer.left()
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 EXACT: dict[str, dict[str, tuple[Access, Handler]]] = {
     "/mcp": dict.fromkeys(("POST", "GET", "DELETE"), (Access.AGENT, App.serve_mcp)),
     "/health": {"GET": (Access.NONE, App.health)},
@@ -502,4 +463,5 @@ PREFIX: dict[str, dict[str, tuple[Access, Handler]]] = {
     "functions": dict.fromkeys(("POST", "GET"), (Access.OWNER, App.function)),
     "tools": {"POST": (Access.AGENT, App.tool)},
     "calls": {"DELETE": (Access.AGENT, App.cancel)},
+    "ports": {"POST": (Access.OWNER, App.port)},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from msgspec import Meta
 
 from aenv import config
 from aenv.cleanup import finish
-from aenv.errors import AEnvError, Invalid, NotFound
+from aenv.errors import AEnvError, Invalid, NotFound, StorageFull, TooLarge
 from aenv.models import ExecResult
 
 MOST_OUTPUT = 1024 * 1024
@@ -24,6 +25,14 @@ MOST_OUTPUT = 1024 * 1024
 _PIECE = 64 * 1024
 _PAUSE = 0.05
 """Seconds between two looks at what a command left running prints."""
+_SHOWN = 200
+"""Characters of a program's name in an error."""
+_FAULTS: dict[int, type[AEnvError]] = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOEXEC), Invalid),
+    errno.E2BIG: TooLarge,
+    errno.ENOSPC: StorageFull,
+}
+"""Whose fault it is that a command does not start; the sandbox's where nothing is said."""
 
 
 class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,7 +81,7 @@ async def run(command: Command, work_directory: Path) -> ExecResult:
 
 
 def _start(command: Command, directory: Path) -> subprocess.Popen[bytes]:
-    program = command.argv[0]
+    program = command.argv[0][:_SHOWN]
     try:
         with _stdin(command.stdin) as stdin:
             return subprocess.Popen(
@@ -90,7 +99,7 @@ def _start(command: Command, directory: Path) -> subprocess.Popen[bytes]:
             raise NotFound(f"{program!r} cannot be run in {directory}: there is no such directory") from None
         raise NotFound(f"{program!r} cannot be run: {exc.strerror}", hint="a line of shell is given as text") from None
     except OSError as exc:
-        kind = Invalid if isinstance(exc, PermissionError) else AEnvError
+        kind = _FAULTS.get(exc.errno or 0, AEnvError)
         raise kind(f"{program!r} cannot be run: {exc.strerror or exc}") from None
     except ValueError as exc:
         raise Invalid(f"{program!r} cannot be run: {exc}") from None

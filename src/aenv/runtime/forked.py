@@ -18,6 +18,7 @@ from aenv.runtime import loader, tokens
 from aenv.runtime.access import Guard
 from aenv.runtime.app import App
 from aenv.runtime.context import Instance
+from aenv.runtime.hidden import Hidden
 from aenv.runtime.loader import Loaded
 from aenv.runtime.server import Server, loop_factory
 from aenv.runtime.service import Service
@@ -93,7 +94,8 @@ class Prepared:
             say({"ready": True, "teardown": bool(loaded.teardowns), "boot": boot})
 
         def health(words: str) -> None:
-            say({"unhealthy": words})
+            hidden = self._app.service.hidden
+            say({"unhealthy": words if hidden is None else hidden.text(words)})
 
         server = Server(self._found, self._app, listener)
         loop.run_until_complete(server.serve(ready, lifeline=control.fileno(), identify=identify, health=health))
@@ -118,5 +120,7 @@ class Prepared:
             seed=given["seed"],
             working_directory=Path.cwd(),
         )
+        if given["secrets"]:
+            self._app.service.hidden = Hidden.of(given["secrets"], given["environment_variables"])
         gate = tokens.Gate(given["owner_token_sha256"], given["engine_token_sha256"])
         self._app.begin(Guard(gate, loopback=True))

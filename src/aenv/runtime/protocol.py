@@ -34,6 +34,8 @@ MOST_WAITING = 16
 MOST_UNREAD = 256 * 1024
 """Bytes of a body that wait for the application before the client is made to wait."""
 
+_ONCE = frozenset((b"authorization", b"host"))
+"""What two of in one request would be two requests in one."""
 _STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
 
 
@@ -79,8 +81,17 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._url: list[bytes] = []
         self._headers: list[tuple[bytes, bytes]] = []
-        self._head = 0
+        self._untold = 0
+        """Bytes since the parser last told of a request or of a piece of its body: of a head, or of what is between
+        pieces and after them."""
         self._in_head = False
+        self._early: bytes | None = None
+        """What came after a request to go on with another protocol."""
+        self._framing = b""
+        """The header that says where the body ends of a request that asks for another protocol, and has a body."""
+        self._is_again = False
+        """Whether a head is read that is known already."""
+        self._taken_over = False
 
     # asyncio.Protocol
 
@@ -94,24 +105,42 @@ class Connection(asyncio.Protocol):
         self._server.open.discard(self)
         if self._timer is not None:
             self._timer.cancel()
+        self._waiting.clear()
         self.resume_writing()
         for exchange in (self._active, self._reading):
             if exchange is not None:
                 exchange.leave()
-        self._waiting.clear()
 
     def data_received(self, data: bytes) -> None:
+        if self._early is not None:
+            self._early += data
+            self.pause_reading()
+            return
+        left = data
+        self._untold += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._closing = True  # answered as the plain request it also is
+            while left:
+                left = self._feed(left)
         except httptools.HttpParserError:
             self._reject(400, b"not an HTTP request")
             return
-        if self._in_head:
-            self._head += len(data)
-            if self._head > MOST_HEAD:
-                self._reject(431, b"the head of the request is too long")
+        if self._untold > MOST_HEAD:
+            self._reject(431, b"the head of the request is too long")
+
+    def _feed(self, data: bytes) -> bytes:
+        """Parse it; what is still to be parsed. The parser stops where another protocol may begin."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as exc:
+            rest = data[exc.args[0] :]
+            if self._framing:  # it is the plain request that it also is, and its body comes next
+                self._parser = httptools.HttpRequestParser(self)
+                self._is_again = True
+                self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % self._framing)
+                return rest
+            self._closing = True  # answered as the plain request it also is, unless the application takes over
+            self._early = rest
+        return b""
 
     def pause_writing(self) -> None:
         self.writable = self._loop.create_future()
@@ -120,11 +149,15 @@ class Connection(asyncio.Protocol):
         if self.writable is not None and not self.writable.done():
             self.writable.set_result(None)
         self.writable = None
+        if self._active is None:
+            self._next()
 
     # httptools
 
     def on_message_begin(self) -> None:
-        self._url, self._headers, self._head = [], [], 0
+        if self._is_again:
+            return
+        self._url, self._headers, self._untold = [], [], 0
         self._in_head = True
         self._since = self._loop.time()
 
@@ -135,7 +168,11 @@ class Connection(asyncio.Protocol):
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        if self._is_again:
+            self._is_again, self._framing, self._headers = False, b"", []
+            return
         self._in_head = False
+        self._untold = 0
         headers, self._headers = self._headers, []  # what comes after a chunked body is none of them
         if self.transport.is_closing():
             return
@@ -144,8 +181,8 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserInvalidURLError:
             self._reject(400, b"not a URL")
             return
-        if sum(name == b"host" for name, _ in headers) > 1:
-            self._reject(400, b"more than one Host")
+        if fault := self._read_framing(headers):
+            self._reject(400, fault)
             return
         path = (url.path or b"/").decode("latin-1")
         scope = {
@@ -159,22 +196,41 @@ class Connection(asyncio.Protocol):
             "query_string": url.query or b"",
             "root_path": "",
             "headers": headers,
+            "aenv.transport": self.transport,
         }
+        if self._parser.should_upgrade() and not self._framing:
+            scope["aenv.upgrade"] = self.take_over
         self._reading = Exchange(self, scope, keep_alive=self._parser.should_keep_alive())
-        if self._active is None:
+        if self._active is None and self.writable is None:
             self._start(self._reading)
         else:
             self._waiting.append(self._reading)
             if len(self._waiting) >= MOST_WAITING:
                 self.pause_reading()
 
+    def _read_framing(self, headers: list[tuple[bytes, bytes]]) -> bytes:
+        """Look where the body ends; what is wrong, if two readers could disagree about it or about who asks."""
+        seen, upgrades = set(), self._parser.should_upgrade()
+        for name, value in headers:
+            if name in _ONCE:
+                if name in seen:
+                    return b"more than one " + name.capitalize()
+                seen.add(name)
+            elif name == b"transfer-encoding" and value.lower() != b"chunked":
+                return b"a Transfer-Encoding other than chunked"
+            elif upgrades and (name == b"transfer-encoding" or (name == b"content-length" and int(value))):
+                self._framing = b"%b: %b" % (name, value)
+        return b""
+
     def on_body(self, part: bytes) -> None:
         self._since = self._loop.time()
+        self._untold = 0
         if self._reading is not None:
             self._reading.add(part)
 
     def on_message_complete(self) -> None:
-        if self._reading is not None:
+        self._untold = 0
+        if self._reading is not None and not self._framing:
             self._reading.complete()
             self._reading = None
 
@@ -194,17 +250,40 @@ class Connection(asyncio.Protocol):
         finally:
             self._active = self.task = None
             self._since = self._loop.time()
-            if not exchange.done or not exchange.keep_alive or self._closing:
+            if self._taken_over:
+                self.connection_lost(None)
+            elif not exchange.done or not exchange.keep_alive or self._closing:
                 self.transport.close()
-            elif self._waiting:
-                self._start(self._waiting.popleft())
             else:
-                self.resume_reading()
+                self._next()
+
+    def take_over(self, protocol: str) -> tuple[Any, bytes]:
+        """Agree to go on with another protocol: the transport, whose protocol is to be replaced at once and which is
+        the application's until it returns, and what the client has sent already."""
+        if self.transport.is_closing():
+            raise ConnectionResetError("the client left")
+        self._taken_over = True
+        self.transport.write(_STATUS[101] + f"connection: upgrade\r\nupgrade: {protocol}\r\n\r\n".encode())
+        return self.transport, self._early or b""
+
+    def _next(self) -> None:
+        """Take up the next request, once the client has read enough of the answers to earlier ones."""
+        if self.writable is not None or self.transport.is_closing():
+            return
+        if self._waiting:
+            self._start(self._waiting.popleft())
+        else:
+            self.resume_reading()
 
     def _reject(self, status: int, reason: bytes) -> None:
         """Take no more requests: this one cannot be read. An earlier one still gets its answer."""
         self._closing = True
-        if self._active is None:
+        broken, self._reading = self._reading, None
+        if broken is not None and broken in self._waiting:
+            self._waiting.remove(broken)
+        if broken is not None and broken.begun:
+            self.transport.abort()  # a second answer would be taken for that to another request
+        elif self._active in (None, broken) and not self._waiting:
             self._refuse(status, reason)
         else:
             self.pause_reading()
@@ -234,8 +313,8 @@ class Connection(asyncio.Protocol):
 
     def _check_idle(self) -> None:
         limit = SLOW_HEAD if self._in_head else SLOW_BODY if self._reading is not None else IDLE
-        waits_for_client = self._active is None or self._reading is self._active
-        if waits_for_client and not self._paused and self._loop.time() - self._since >= limit:
+        waits_for_client = self._active is None or (self._reading is self._active and not self._paused)
+        if waits_for_client and self._loop.time() - self._since >= limit:
             self.transport.abort()
         else:
             self._timer = self._loop.call_later(SLOW_HEAD, self._check_idle)

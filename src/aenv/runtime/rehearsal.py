@@ -87,6 +87,7 @@ def _message(variables: Mapping[str, str]) -> bytes:
         "arguments": [],
         "datasource": "",
         "seed": None,
+        "secrets": [],
         "idle": None,
         "owner_token_sha256": tokens.digest(_TOKEN),
         "engine_token_sha256": tokens.digest(_TOKEN),

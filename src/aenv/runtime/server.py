@@ -21,6 +21,7 @@ from aenv.runtime.access import Guard, is_loopback
 from aenv.runtime.answers import ENDING
 from aenv.runtime.app import App
 from aenv.runtime.context import Instance
+from aenv.runtime.hidden import Hidden
 from aenv.runtime.mcp import LEGACY, MODERN
 from aenv.runtime.protocol import Connections
 from aenv.runtime.service import Service, Unhealthy
@@ -60,7 +61,7 @@ def run(
     if found.protocol not in (None, MODERN, *LEGACY):
         known = ", ".join((MODERN, *LEGACY))
         raise InvalidConfig(f"deployConfig.protocol {found.protocol!r} is not spoken here", hint=f"spoken: {known}")
-    sock = _bind(host, port)
+    sock = bind(host, port)
     config.default_environment(found.environment_variables)
     sys.argv = [sys.argv[0], *arguments]
     instance = Instance(
@@ -81,6 +82,8 @@ def run(
         allowed_hosts=filter(None, config.get("allowed_hosts").split(",")),
     )
     app = App(Service(found, instance, loaded), guard, max_body=config.get("max_body"))
+    if secret := config.get("secrets"):
+        app.service.hidden = Hidden.of(secret.split(","), instance.environment_variables)
     server = Server(found, app, sock)
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{sock.getsockname()[1]}"
@@ -102,7 +105,8 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, option: str = "--port") -> socket.socket:
+    """A socket at that address, on which nobody listens yet."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -111,7 +115,7 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as exc:
         sock.close()
         reason = exc.strerror or str(exc)
-        raise Conflict(f"cannot listen on {host}:{port}: {reason}", hint="choose another with --port") from exc
+        raise Conflict(f"cannot listen on {host}:{port}: {reason}", hint=f"choose another with {option}") from exc
     except OverflowError as exc:
         sock.close()
         raise Invalid(f"{port} is not a port", hint="use 0 to 65535") from exc
@@ -173,11 +177,10 @@ class Server:
         listen = loop.create_unix_server if self._socket.family == socket.AF_UNIX else loop.create_server
         listening = await listen(connections, sock=self._socket, backlog=1024, start_serving=False)
         idle = identify() if identify is not None else None
-        for number in () if identify is not None else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it for the last
-                loop.add_signal_handler(number, _asked_to_stop, stop)
+        if identify is None:
+            stop_at_signals(stop)
         if lifeline is not None:
-            loop.add_reader(lifeline, _until_end, loop, lifeline, stop)
+            stop_at_end(lifeline, stop)
         if self._service.loaded.server is not None:
             from aenv.runtime.wrapped import Wrapped
 
@@ -288,6 +291,19 @@ class Server:
                 continue
             self._app.mcp.refresh()
             log.warning("reloaded: %d tools", len(loaded.tools))
+
+
+def stop_at_signals(stop: asyncio.Event) -> None:
+    """Set ``stop`` when this process is asked to end. When it is asked again it ends at once."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it for the last
+            asyncio.get_running_loop().add_signal_handler(number, _asked_to_stop, stop)
+
+
+def stop_at_end(lifeline: int, stop: asyncio.Event) -> None:
+    """Set ``stop`` when what the descriptor reads has ended."""
+    loop = asyncio.get_running_loop()
+    loop.add_reader(lifeline, _until_end, loop, lifeline, stop)
 
 
 def _asked_to_stop(stop: asyncio.Event) -> None:

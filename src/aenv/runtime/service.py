@@ -17,6 +17,7 @@ from aenv.runtime.commands import Command
 from aenv.runtime.content import plain, tool_result
 from aenv.runtime.context import Context, Instance, Notify, silent
 from aenv.runtime.functions import Function, Raised, author_error, run_hook
+from aenv.runtime.hidden import Hidden
 from aenv.runtime.history import History, Noted
 from aenv.runtime.loader import Loaded
 
@@ -44,6 +45,8 @@ class Service:
         self.loaded = loaded
         self.call_limit: float | None = project.timeouts.call
         self.history = History()
+        self.hidden: Hidden | None = None
+        """Hides the instance's secrets in every answer, where it has any."""
         self._checking: asyncio.Task[dict[str, Any]] | None = None
 
     def context(self, name: str, notify: Notify = silent, progress_token: str | int | None = None) -> Context:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -20,7 +21,7 @@ from aenv import config
 from aenv.cli.gc import gc as collect
 from aenv.engines.process import cgroups, state
 from aenv.engines.process.engine import ProcessEngine
-from aenv.errors import AEnvError
+from aenv.errors import AEnvError, Invalid
 from tests.engines.process import lab
 from tests.engines.process.lab import probe
 
@@ -256,6 +257,62 @@ async def test_gc_leaves_a_living_engine_alone(home, jailed):
 
 
 # Where it is
+
+
+# A spawner with a name
+
+
+async def test_a_spawner_that_nobody_needs_ends_by_itself(home, isolation, leftovers):
+    first = ProcessEngine(isolation=isolation, state="shared")
+    made = await first.create("kept", probe(labels={"a": "b"}))
+    await first.close()
+    async with ProcessEngine(isolation=isolation, state="shared") as second:
+        (found,) = await second.find({"a": "b"})
+        assert (found.boot, found.url) == (made.boot, made.url)
+        assert await lab.call(found, "echo", text="still here") == "still here"
+        await second.delete("kept")
+    await lab.eventually("its end", lambda: state.alive("shared") is None, patience=60)
+    await leftovers.none()
+    async with ProcessEngine(isolation=isolation, state="shared") as third:
+        await lab.works(third)
+        await third.end()
+
+
+async def test_a_spawner_that_nobody_can_find_any_more_ends_with_its_sandboxes(home, isolation, family, leftovers):
+    engine = ProcessEngine(isolation=isolation, state="shared")
+    await engine.create("kept", probe())
+    await engine.close()
+    shutil.rmtree(home / "run")
+    await leftovers.none("processes", patience=60)
+
+
+async def test_engines_that_come_while_a_spawner_ends_get_another(home, isolation):
+    for _ in range(3):
+        ending, coming = (ProcessEngine(isolation=isolation, state="shared") for _ in range(2))
+        await lab.works(ending)
+        await asyncio.gather(ending.end(), *(coming.find() for _ in range(5)))
+        await lab.works(coming)
+        await coming.end()
+
+
+async def test_strict_isolation_does_not_join_what_has_less(home):
+    async with ProcessEngine(isolation="none", state="shared") as engine:
+        await engine.find()
+        with pytest.raises(Invalid, match="isolated as 'none'"):
+            await ProcessEngine(isolation="strict", state="shared").find()
+        await engine.end()
+
+
+async def test_a_spawner_that_does_not_answer_is_told_with_its_place(home, isolation, family, monkeypatch):
+    monkeypatch.setattr("aenv.engines.process.engine._JOIN", 0.5)
+    async with ProcessEngine(isolation=isolation, state="shared") as engine:
+        await engine.find()
+        family.spawner.kill(signal.SIGSTOP)
+        with pytest.raises(AEnvError, match="does not answer") as caught:
+            await ProcessEngine(isolation=isolation, state="shared").find()
+        assert "spawner.json" in caught.value.hint
+        family.spawner.kill(signal.SIGCONT)
+        await engine.end()
 
 
 def test_a_long_home_has_its_sockets_elsewhere(home, monkeypatch):

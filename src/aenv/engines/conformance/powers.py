@@ -42,6 +42,17 @@ async def logs_apart(bench: Bench) -> None:
     require(not await _printed(bench, second.id, f"{text} to stdout"), "another sandbox's log has it")
 
 
+async def secrets_are_hidden(bench: Bench) -> None:
+    """The value of a variable that is named a secret is in no answer, and not in the logs."""
+    value = secrets.token_hex(8)
+    box = await bench.start(environment_variables={"PROBE_KEY": value}, secrets=["PROBE_KEY"])
+    told = await box.tool("environ", name="PROBE_KEY")
+    require(told == "***", f"its value is answered as {told!r}")
+    await box.tool("say", text=f"key {value}")
+    await bench.eventually("the line with three stars", lambda: _printed(bench, box.id, "key *** to stdout"))
+    require(value.encode() not in (await bench.engine.output(box.id, 0)).data, "the logs have its value")
+
+
 async def logs_tail(bench: Bench) -> None:
     """With tail, the logs are the last lines only."""
     box = await bench.start()
@@ -221,6 +232,7 @@ async def _printed(bench: Bench, id: str, line: str) -> bool:
 CHECKS = (
     check(logs, needs="output"),
     check(logs_apart, needs="output"),
+    check(secrets_are_hidden, needs="output"),
     check(logs_tail, needs="output"),
     check(logs_follow, needs="output"),
     check(logs_of_a_flood, needs="output"),

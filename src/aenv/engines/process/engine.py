@@ -232,8 +232,8 @@ class _Connection:
     async def open(cls, isolation: str, name: str) -> _Connection:
         """Join the spawner of that name, or start one. Without a name it is nobody else's."""
         while True:
-            if name and (path := state.alive(name)):
-                return await cls._join(path / "control.sock")
+            if name and (joined := await cls._join(isolation, name)):
+                return joined
             await asyncio.to_thread(state.sweep)
             try:
                 return await cls._start(isolation, name)
@@ -241,13 +241,33 @@ class _Connection:
                 continue  # another engine of that name was faster
 
     @classmethod
-    async def _join(cls, path: Path) -> _Connection:
-        async with asyncio.timeout(_JOIN):
-            while True:
-                try:
-                    return cls(*await asyncio.open_unix_connection(str(path), limit=_LONGEST), None)
-                except (FileNotFoundError, ConnectionRefusedError):
-                    await asyncio.sleep(0.01)  # it holds its lock already, and listens soon
+    async def _join(cls, isolation: str, name: str) -> _Connection | None:
+        """Join the spawner of that name; None when none is alive, or the one that was has ended."""
+        try:
+            async with asyncio.timeout(_JOIN):
+                while path := state.alive(name):
+                    with suppress(OSError, SandboxLost):
+                        return await cls._greet(path / "control.sock", isolation)
+                    await asyncio.sleep(0.01)  # it holds its lock, and listens soon, or is about to end
+        except TimeoutError:
+            hint = f"end the process that {state.root() / name}/spawner.json names; its sandboxes end with it"
+            raise AEnvError(f"what holds the sandboxes of {name!r} does not answer", hint=hint) from None
+        return None
+
+    @classmethod
+    async def _greet(cls, path: Path, isolation: str) -> _Connection:
+        made = cls(*await asyncio.open_unix_connection(str(path), limit=_LONGEST), None)
+        try:
+            found = (await made.ask("hello"))["isolation"]
+            if isolation == "strict" and found != "strict":
+                raise Invalid(
+                    f"sandboxes of {path.parent.name!r} are alive that are isolated as {found!r}, not strictly",
+                    hint=f"delete them first, or set AENV_ISOLATION={found}",
+                )
+        except BaseException:
+            await finish(made.close(leave=True))
+            raise
+        return made
 
     @classmethod
     async def _start(cls, isolation: str, name: str) -> _Connection:
@@ -360,6 +380,7 @@ async def _request(spec: SandboxSpec, isolation: str) -> dict[str, Any]:
         "ttl": spec.ttl,
         "startup_timeout": spec.startup_timeout,
         "environment_variables": spec.environment_variables,
+        "secrets": spec.secrets,
         "arguments": spec.arguments,
         "datasource": spec.datasource,
         "seed": spec.seed,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 
+from aenv.runtime.hidden import Hidden, Printing
+
 KEPT = 256 * 1024
 """Bytes of the newest output that are kept."""
 _PIECE = 64 * 1024
@@ -23,6 +25,7 @@ class Printed:
         self.start = 0
         """Position of the first byte that is kept."""
         self._paused: asyncio.TimerHandle | None = None
+        self._printing: Printing | None = None
         self._loop.add_reader(descriptor, self._read)
 
     def _read(self) -> None:
@@ -41,15 +44,22 @@ class Printed:
             return None
         except OSError:
             return b""
+        self._keep(data if self._printing is None else self._printing.pass_on(data))
+        return data
+
+    def _keep(self, data: bytes) -> None:
         self._kept += data
         if (over := len(self._kept) - KEPT) > 0:
             del self._kept[:over]
             self.start += over
-        return data
 
     def _resume(self) -> None:
         self._paused = None
         self._loop.add_reader(self._descriptor, self._read)
+
+    def hide(self, hidden: Hidden) -> None:
+        """Keep no secrets of what is printed from now on."""
+        self._printing = Printing(hidden)
 
     def since(self, position: int) -> tuple[int, bytes]:
         """What is kept from that position on, and where it begins."""
@@ -67,6 +77,8 @@ class Printed:
         for _ in range(KEPT // _PIECE):
             if not self._some():
                 break
+        if self._printing is not None:
+            self._keep(self._printing.end())
         if self._paused is not None:
             self._paused.cancel()
         self._loop.remove_reader(self._descriptor)

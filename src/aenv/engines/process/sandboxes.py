@@ -18,7 +18,8 @@ from aenv.engines.process.jail import SPAN
 from aenv.engines.process.nursery import Nursery
 from aenv.engines.process.site import Site
 from aenv.engines.process.wire import discard, failure, words
-from aenv.errors import AEnvError, Conflict, NotFound, SandboxLost, StartFailed
+from aenv.errors import AEnvError, Conflict, NotFound, SandboxLost, StartFailed, from_wire
+from aenv.runtime.hidden import Hidden
 
 _CLEARING = 1.0
 """Seconds for which a failed start is cleared up before its caller is told; it goes on after that."""
@@ -38,6 +39,7 @@ class Live:
         self.reason = ""
         self.created_at = time.time()
         self.expires_at = self.created_at + spec["ttl"] if spec["ttl"] is not None else None
+        self.hidden = Hidden.of(spec["secrets"], spec["environment_variables"]) if spec["secrets"] else None
         self.cell: Cell | None = None
         """The process that it is."""
         self.boot = ""
@@ -58,7 +60,7 @@ class Live:
             "url": self.cell.url if self.cell is not None and self.state == "Running" else "",
             "boot": self.boot,
             "state": self.state,
-            "reason": self.reason,
+            "reason": self.reason if self.hidden is None else self.hidden.text(self.reason),
             "env": self.spec["env"],
             "owner": self.spec["owner"],
             "labels": self.spec["labels"],
@@ -80,6 +82,11 @@ class Sandboxes:
         self._opening_egress = asyncio.Lock()
         self._minding: asyncio.Task[None] | None = None
         self._closing = False
+
+    @property
+    def any(self) -> bool:
+        """Whether one is alive, or on its way there."""
+        return bool(self._live)
 
     # The verbs, as the engine asks for them
 
@@ -180,12 +187,17 @@ class Sandboxes:
     async def _fail(self, live: Live, reason: str, error: AEnvError | None = None) -> None:
         live.failing = True
         await asyncio.wait((self._end(live, "Failed", reason),), timeout=_CLEARING)
+        if live.hidden is not None:
+            reason = live.hidden.text(reason)
+            error = error and from_wire(live.hidden.words(error.to_wire()))
         raise error or StartFailed(f"{live.id} did not start: {reason}")
 
     async def _bring_up(self, live: Live) -> None:
         cell = await self._cell(live)
         if cell.outlet is not None:
             await self._admit(live, cell.outlet)
+        if live.hidden is not None:
+            cell.printed.hide(live.hidden)
         try:
             await cell.channel.send(self._secrets(live))
             facts, descriptors = await cell.channel.receive()
@@ -251,6 +263,7 @@ class Sandboxes:
         return {
             "id": live.id,
             "environment_variables": self._site.variables(spec) | spec["environment_variables"],
+            "secrets": spec["secrets"],
             "arguments": spec["arguments"],
             "datasource": datasource,
             "seed": spec["seed"],

@@ -1,7 +1,8 @@
 """The trusted process behind the engine: it starts zygotes, has instances forked, looks at them, and ends them.
 
 It runs nothing of an author's and takes nothing that comes from inside at its word. An embedded one lives as long as
-the socket to its owner; one with a name until it is told to end. Whatever it made dies with it.
+the socket to its owner; one with a name until it is told to end, or has neither an owner nor a sandbox. Whatever it
+made dies with it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from aenv import config
@@ -26,6 +28,8 @@ from aenv.errors import AEnvError, StartFailed
 
 _LONGEST = 2**26
 """Bytes of one request."""
+_DESERTED = 10.0
+"""Seconds after which one with a name, but without an owner and a sandbox, ends by itself."""
 _FIRST_USERS, _RANGES = 1_000_000, 400_000
 """Where the users of sandboxes begin on this machine, and how many spans of them fit."""
 
@@ -37,12 +41,37 @@ class Control:
         self._sandboxes = sandboxes
         self.stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._owners = 0
+        self._left = asyncio.get_running_loop().time()
+        """When the last owner left."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while line := await reader.readline():
-            task = asyncio.create_task(self._answer(json.loads(line), writer))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        self._owners += 1
+        try:
+            while not self.stop.is_set() and (line := await reader.readline()):
+                task = asyncio.create_task(self._answer(json.loads(line), writer))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        except OSError:
+            pass  # it left in the middle of something
+        finally:
+            self._owners -= 1
+            self._left = asyncio.get_running_loop().time()
+            if not self.stop.is_set():
+                writer.close()
+
+    async def until_deserted(self, place: Path) -> None:
+        """Decide to end when nobody has wanted anything for a while, or nobody can find ``place`` any more. Who comes
+        after that is not answered."""
+        # What may keep it from ending is too much to have each of it wake this.
+        while place.exists() and not self._deserted:  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(_DESERTED / 2)
+        self.stop.set()
+
+    @property
+    def _deserted(self) -> bool:
+        since = asyncio.get_running_loop().time() - self._left
+        return not (self._owners or self._tasks or self._sandboxes.any) and since >= _DESERTED
 
     async def _answer(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         reply: dict[str, Any] = {"n": request["n"]}
@@ -107,8 +136,9 @@ async def _run(owner: socket.socket, isolation: str, name: str) -> None:
     ends: list[asyncio.Task[Any]] = [asyncio.create_task(control.stop.wait())]
     serving = asyncio.create_task(control.serve(reader, writer))
     if name:
-        path = str(directory.path / "control.sock")
-        await asyncio.start_unix_server(control.serve, path, limit=_LONGEST)
+        path = directory.path / "control.sock"
+        await asyncio.start_unix_server(control.serve, str(path), limit=_LONGEST)
+        ends.append(asyncio.create_task(control.until_deserted(path)))
     else:
         ends.append(serving)
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -40,9 +40,9 @@ class Left(NamedTuple):
     sockets: int
 
 
-def root() -> Path:
-    """Where the directories of this user's spawners are."""
-    usual = config.home() / "run"
+def root(home: Path | None = None) -> Path:
+    """Where the directories of a home's spawners are, this user's own by default."""
+    usual = (home or config.home()) / "run"
     if len(str(usual)) <= _LONGEST:
         return usual
     name = hashlib.sha256(str(usual).encode()).hexdigest()[:12]
