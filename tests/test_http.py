@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from aenv import http
-from aenv.errors import Invalid, NetworkError
+from aenv.errors import Invalid, NetworkError, TooLarge
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -191,8 +191,33 @@ async def test_an_answer_before_the_body_was_sent_ends_the_upload() -> None:
         assert (await http.request("POST", url, "/", body=b"x" * 50_000_000)).status == 413
 
 
+CHUNK = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [b"HTTP/1.1 200 ", b"HTTP/1.1 200 OK\r\nX: ", CHUNK + b"0\r\nX: ", CHUNK + b"1;x="],
+    ids=["reason", "value", "trailer", "chunk"],
+)
+async def test_a_line_without_end_is_not_kept(begin: bytes) -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        await read_request(reader)
+        writer.write(begin)
+        with suppress(ConnectionError):
+            while True:
+                writer.write(b"y" * 65536)
+                await writer.drain()
+
+    async with server(script) as url:
+        with pytest.raises(TooLarge, match="head of the answer"):
+            await http.request("POST", url, "/")
+        with pytest.raises(TooLarge, match="head of the answer"):
+            async with http.stream("POST", url, "/", patience=60) as answer:
+                await answer.read(1000)
+
+
 async def test_nobody_there() -> None:
-    with pytest.raises(http.NotSent, match="cannot connect"):
+    with pytest.raises(http.NotSent, match="cannot connect to 127.0.0.1:1: Connection refused$"):
         await http.request("GET", "http://127.0.0.1:1", "/", retries=1)
     with pytest.raises(http.NotSent, match="cannot connect"):
         await http.request("GET", "unix:/nonexistent/socket", "/", retries=0)

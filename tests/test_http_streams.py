@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -132,6 +133,29 @@ async def test_a_refusal_ends_the_upload() -> None:
         for body in (pieces(1000), b"x" * 50 * MEGABYTE):
             async with http.stream("POST", url, "/", body=body) as found:
                 assert (found.status, await found.read(10)) == (413, b"big")
+
+
+async def test_a_body_that_fails_is_all_that_is_heard_of_it() -> None:
+    failures: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
+    gone = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        await reader.read()
+        gone.set()
+
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"half"
+        raise RuntimeError("the sender left")
+
+    async with server(script) as url:
+        with pytest.raises(RuntimeError, match="the sender left"):
+            async with http.stream("PUT", url, "/", body=broken(), size=8):
+                pass
+        await gone.wait()
+        await asyncio.sleep(0)
+        gc.collect()
+    assert failures == []
 
 
 @pytest.mark.parametrize("announced", [1, 5 * MEGABYTE])

@@ -12,7 +12,8 @@ and in nothing else:
 - ``advanced_configuration.py``: the guide does not import ``Environment`` here; ``made`` keeps what each snippet made.
 - The interactive loop reads ``input()``; the test gives it three lines.
 - Every program attaches to a sandbox through ``DUMMY_INSTANCE_IP``, whose name is then not compared. So
-  "my-python-env" and "safe-env" are the same project. ``AENV_SYSTEM_URL`` needs a platform, and is not run.
+  "my-python-env" and "safe-env" are the same project. With ``AENV_SYSTEM_URL`` and a platform, the same programs run
+  in ``tests/platform/test_seeds.py``.
 - "Data Transformation Logic" is pseudo-code (``Boolean``, ``Result``, ``mcp_call_results`` and a ``return`` outside a
   function); what it promises of a result is asserted instead.
 - "Calling Example" passes ``{"input": input}`` where the tool, in the same guide, takes ``command``; it is called with
@@ -31,7 +32,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv import Environment, Unsupported, __version__, project
+from aenv import Environment, __version__, project
 from aenv.project.builtin import builtin
 from tests.support import serve
 
@@ -127,13 +128,6 @@ def test_advanced_configuration(monkeypatch):
     assert variables.spec.environment_variables["LOG_LEVEL"] == "info"
     assert arguments.spec.arguments == ["--config", "/app/config.yaml", "--verbose"]
     assert [env.spec.ttl for env in lives] == [1800, 7200, 86400]
-
-
-async def test_a_platform_is_asked_for_only_when_it_is_needed(monkeypatch):
-    monkeypatch.delenv("DUMMY_INSTANCE_IP", raising=False)
-    env = Environment("data-analysis-env", aenv_url="http://localhost:8080")
-    with pytest.raises(Unsupported, match="http://localhost:8080"):
-        await env.initialize()
 
 
 async def test_the_calling_example(terminal, caplog):

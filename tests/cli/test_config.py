@@ -1,6 +1,7 @@
 """``aenv config``."""
 
 import json
+from io import BytesIO, TextIOWrapper
 
 import pytest
 
@@ -70,6 +71,16 @@ def test_what_cannot_be_set(aenv, file, key, value, message):
     assert answer.code == 3
     assert message in answer.err
     assert not file.exists()
+
+
+def test_a_secret_is_read_where_nobody_looks(aenv, file, monkeypatch):
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"aenv_secret\n")))
+    answer = aenv("config", "set", "api_key")
+    assert answer.code == 0
+    assert "aenv_secret" not in answer.out + answer.err
+    assert json.loads(file.read_text()) == {"api_key": "aenv_secret"}
+    answer = aenv("config", "set", "system_url")
+    assert (answer.code, "give a value for system_url" in answer.err) == (2, True)
 
 
 def test_init_lists_every_setting_and_keeps_a_file_that_is_there(aenv, file):

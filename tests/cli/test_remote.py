@@ -238,6 +238,10 @@ def test_an_instance_from_outside(remote, platform, pushed):
     assert id in [one["id"] for one in listed]
     assert all(one["owner_token"] == one["agent_token"] == "" for one in listed)
     assert ok(remote("instance", "list", "--label", "team=b", "-o", "json")).data["items"] == []
+    for status, there in (("running", True), ("failed", False)):
+        found = ok(remote("instance", "list", "--status", status, "--label", "team=a", "-o", "json")).data["items"]
+        assert (id in [one["id"] for one in found]) is there
+        assert {one["status"].lower() for one in found} <= {status}
     assert id in ok(remote("instance", "list")).out
     got = ok(remote("instance", "get", id)).out
     assert ["status", "Running"] in [row.split() for row in got.splitlines()]

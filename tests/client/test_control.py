@@ -11,10 +11,21 @@ from typing import Any
 import pytest
 
 from aenv import errors
+from aenv.auth.tokens import local_token
 from aenv.client.api import ApiClient
 from aenv.client.control import Service, hub_url, key_for, platform_url
 from aenv.client.hub import HubClient
-from aenv.errors import AEnvError, Conflict, Invalid, NetworkError, NotFound, RateLimited, TooLarge, Unauthorized
+from aenv.errors import (
+    AEnvError,
+    Conflict,
+    Invalid,
+    InvalidConfig,
+    NetworkError,
+    NotFound,
+    RateLimited,
+    TooLarge,
+    Unauthorized,
+)
 from aenv.models import EnvRef
 from aenv.wire import Env, EnvRequest, EnvStatus, Exec, Expose, InstanceRequest, PolicyChange
 from tests.client.planes import ENV, Asked, Cut, failed, ok, plane, write
@@ -60,8 +71,15 @@ def test_addresses(given: str, url: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("given", ["http://", "ftp://host", "http://host:port", "a b:x", "http://[::1"])
 def test_addresses_that_are_none(given: str) -> None:
-    with pytest.raises(Invalid, match="not an address"):
+    with pytest.raises(Invalid, match="not an address") as caught:
         platform_url(given)
+    assert given in caught.value.message
+
+
+def test_an_address_has_no_password_in_it() -> None:
+    with pytest.raises(Invalid, match="a user or a password") as caught:
+        platform_url("http://ada:lovelace@host:80")
+    assert "lovelace" not in str(caught.value)
 
 
 def test_nothing_named_is_this_machine(home: Path) -> None:
@@ -74,13 +92,9 @@ def test_nothing_named_is_this_machine(home: Path) -> None:
 def test_the_key_is_the_first_that_is_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, away = "http://127.0.0.1:8080", "http://10.0.0.1:8080"
     assert key_for(here) is None
-    file = home / "token"
-    file.write_text("left-behind\n")
-    file.chmod(0o644)
-    assert key_for(here) is None  # anybody could have read it
-    file.chmod(0o600)
+    left = local_token(home)
     for url in (here, "http://localhost:1", "http://[::1]:1", "http://127.8.8.8", "unix:/x"):
-        assert key_for(url) == "left-behind"
+        assert key_for(url) == left
     for url in (away, "http://localhost.example:1", "http://127.0.0.1.example:1"):
         assert key_for(url) is None
     (home / "config.json").write_text(json.dumps({"api_key": "in-the-file"}))
@@ -90,11 +104,22 @@ def test_the_key_is_the_first_that_is_there(home: Path, monkeypatch: pytest.Monk
     assert key_for(here, "given") == "given"
 
 
-@pytest.mark.parametrize("content", [b"", b" \n", b"\xff\xfe"])
-def test_a_token_file_that_holds_no_token(home: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b" \n", b"\xff\xfe", b"another's"])
+def test_a_token_file_that_holds_no_token_is_explained(home: Path, content: bytes) -> None:
     (home / "token").write_bytes(content)
     (home / "token").chmod(0o600)
-    assert key_for("http://localhost:8080") is None
+    with pytest.raises(InvalidConfig, match="token holds no token"):
+        key_for("http://localhost:8080")
+    assert key_for("http://10.0.0.1:8080") is None
+
+
+def test_a_token_file_that_others_could_read_is_explained(home: Path) -> None:
+    local_token(home)
+    (home / "token").chmod(0o644)
+    with pytest.raises(InvalidConfig, match="open to others") as caught:
+        key_for("http://localhost:8080")
+    assert "chmod 600" in str(caught.value.hint)
+    assert key_for("http://localhost:8080", "given") == "given"
 
 
 def test_a_key_that_is_no_header_is_refused() -> None:
@@ -148,6 +173,7 @@ async def test_a_failure_is_what_it_was_there(kind: type[AEnvError]) -> None:
         (502, b"", NetworkError),
         (500, {"detail": "a stranger's error"}, AEnvError),
         (409, ["odd"], Conflict),
+        (404, {"success": False, "error": "a gateway's message", "code": "not_found"}, NotFound),
         (302, b"", AEnvError),
         (200, b"<html>a page</html>", NetworkError),
         (200, {"success": True}, NetworkError),

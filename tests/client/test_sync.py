@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -81,3 +84,48 @@ async def test_logs_are_an_iterator_also_inside_a_running_loop(lab: Sandbox) -> 
         while provision.open:
             assert time.monotonic() < deadline
     assert env.instance_id is None
+
+
+INTERRUPTED = """
+import asyncio, sys, time
+from contextlib import asynccontextmanager
+from aenv import SyncEnvironment
+from aenv.models import Sandbox
+
+@asynccontextmanager
+async def provision(spec):
+    try:
+        print("opened", flush=True)
+        if sys.argv[1] == "opened":
+            await asyncio.sleep(60)
+        yield Sandbox(url="http://127.0.0.1:9", boot="b")
+    finally:
+        await asyncio.sleep(0.5)
+        print("closed", flush=True)
+
+class Late(SyncEnvironment):
+    def initialize(self):
+        super().initialize()
+        print("ready", flush=True)
+        time.sleep(60)
+
+with Late("lab", provision=provision) as env:
+    pass
+"""
+
+
+@pytest.mark.parametrize("moment", ["opened", "ready"])
+def test_ctrl_c_during_the_start_gives_the_sandbox_back(moment: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, moment]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        while (line := process.stdout.readline().strip()) != moment:
+            assert line
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert out == "closed\n"
+    assert err.splitlines()[-1] == "KeyboardInterrupt"

@@ -218,7 +218,9 @@ def test_a_page_of_another_site_cannot_make_a_browser_call(lab: Sandbox) -> None
 
 
 @pytest.mark.parametrize(
-    "flood", [b"GET /" + b"a" * 5_000_000, b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 5_000_000]
+    "flood",
+    [b"GET /" + b"a" * 5_000_000, b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 5_000_000],
+    ids=["path", "header"],
 )
 def test_a_head_without_end_is_cut_off(lab: Sandbox, flood: bytes) -> None:
     with socket.create_connection(("127.0.0.1", lab.port), timeout=20) as sock:

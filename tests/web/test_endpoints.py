@@ -159,6 +159,7 @@ def test_a_wrong_argument_is_named(path: str, query: bytes, complaint: str) -> N
         (b"", "missing required field `name`"),
         (b"[]", "expected `object`, got `array`"),
         (b"{", "truncated"),
+        (b"nonsense", "the body is wrong: JSON is malformed"),
         (b'{"name": 1}', "at name: expected `str`, got `int`"),
         (b'{"name": "a", "parts": [{"size": 1}, {"size": "x"}]}', r"at parts\[1\].size: expected `int`"),
         (b'{"name": "a", "labels": {"x": 1}}', r"at labels\[...\]: expected `str`"),

@@ -33,6 +33,8 @@ SILENT = 4 * SWEEP
 _LOOK = 5.0
 """Most seconds between two looks at the clock."""
 _SHORTEST = 0.02
+_LATE = 2.0
+"""Seconds that a look at the clock may come too late before it is plain that this process did not run."""
 _AGAIN = 1.0
 """Seconds until something that failed is tried again."""
 _BATCH = 100
@@ -85,9 +87,20 @@ class Reaper:
                     nearest = min(nearest, deadline)
                 elif entry.id not in self._expiring:
                     self._expiring[entry.id] = asyncio.create_task(self._end(entry))
+            pause = max(nearest - now, _SHORTEST)
+            awake_at = steady() + pause
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(nearest - now, _SHORTEST)):
+                async with asyncio.timeout(pause):
                     await lives.changed.wait()
+            if (late := steady() - awake_at) > _LATE:
+                self._was_away(late)
+
+    def _was_away(self, seconds: float) -> None:
+        """This process was stopped, or its machine slept, and heard no client: as after a restart, leases begin anew."""
+        log.warning("this server did not run for %.1f s; clients have their leases anew", seconds)
+        now = self._lives.clock.now()
+        for entry in self._lives.entries.values():
+            entry.heard(now)
 
     async def _end(self, entry: Entry) -> None:
         """End one whose time is over, beside the others."""

@@ -70,18 +70,27 @@ def get(key: str, output: str) -> None:
 
 @config.command(name="set")
 @click.argument("key")
-@click.argument("value")
+@click.argument("value", required=False)
 @output_option
-def set_(key: str, value: str, output: str) -> None:
+def set_(key: str, value: str | None, output: str) -> None:
     """Write a setting to the config file.
+
+    Without VALUE, that of a token or key is read from standard input, or asked for: others could see an argument.
 
     \b
     Example:
       aenv config set system_url http://aenv.example.org
+      aenv config set api_key
     """
     found = settings.setting(key)
     if not found.in_file:
         raise InvalidConfig(f"{key} cannot be set in the file", hint=f"use the environment variable {found.variable}")
+    if value is None:
+        if not found.secret:
+            raise click.UsageError(f"give a value for {key}")
+        from aenv.cli.secret import secret_value
+
+        value = secret_value(key)
     if not value:
         raise InvalidConfig(f"{key} needs a value", hint=f"run 'aenv config unset {key}' to go back to the default")
     coerced = settings.coerce(found, value, key)

@@ -27,7 +27,7 @@ from aenv.cli.platform import (
 )
 from aenv.cli.project import work_dir_option
 from aenv.errors import AEnvError
-from aenv.models import EnvRef, parse_duration
+from aenv.models import EnvRef, State, parse_duration
 
 if TYPE_CHECKING:
     from aenv.client.api import ApiClient
@@ -127,6 +127,11 @@ def _project(work_dir: Path) -> str:
 @instance.command(name="list")
 @click.option("-n", "--name", default="*", help="Only of this environment: NAME or NAME@VERSION.", show_default=False)
 @click.option("--owner", help="Only of this owner.")
+@click.option(
+    "--status",
+    type=click.Choice([state.value for state in State], case_sensitive=False),
+    help="Only those in this state. Else also those that have ended lately.",
+)
 @pairs_option("--label", "labels", help="Only with this label.")
 @page_options
 @system_option
@@ -135,6 +140,7 @@ def list_(
     *,
     name: str,
     owner: str | None,
+    status: str | None,
     labels: Mapping[str, str],
     limit: int,
     offset: int,
@@ -145,12 +151,13 @@ def list_(
 
     \b
     Example:
-      aenv instance list --name mini-terminal --label team=a
+      aenv instance list --name mini-terminal --label team=a --status running
     """
     if name != "*":
         EnvRef.parse(name)
     api = api_client(system_url)
-    found = talk(api.list(name, owner=owner, labels=labels, limit=limit, offset=offset), "the list of instances")
+    asking = api.list(name, owner=owner, labels=labels, status=status, limit=limit, offset=offset)
+    found = talk(asking, "the list of instances")
     items = [_public(one) for one in found[0]]
     show_page(
         (items, found[1]),

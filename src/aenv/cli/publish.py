@@ -386,7 +386,8 @@ def yank(*, name: str, reason: str, hub_url: str | None, system_url: str | None,
 def delete(*, name: str, yes: bool, hub_url: str | None, system_url: str | None, output: str) -> None:
     """Delete a version from the hub.
 
-    A released one is yanked instead, since others may depend on it; only an admin deletes it.
+    Only an admin deletes one that is released, since others may depend on it; 'aenv yank' withdraws it. Its number is
+    not given again.
 
     \b
     Example:

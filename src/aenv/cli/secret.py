@@ -43,7 +43,7 @@ def set_(*, name: str, owner: str | None, system_url: str | None, output: str) -
       aenv secret set OPENAI_API_KEY
       pass show openai | aenv secret set OPENAI_API_KEY
     """
-    made = talk(accounts_client(system_url).set_secret(name, _value(name), owner=owner))
+    made = talk(accounts_client(system_url).set_secret(name, secret_value(name), owner=owner))
     if output == "json":
         show_json(plain(made))
     else:
@@ -85,7 +85,7 @@ def delete(*, name: str, owner: str | None, system_url: str | None, output: str)
         say(f"deleted {name}")
 
 
-def _value(name: str) -> str:
+def secret_value(name: str) -> str:
     """What is typed twice without being seen, or all of standard input less the end of its last line."""
     if sys.stdin.isatty():
         value: str = click.prompt(f"Value of {name}", hide_input=True, confirmation_prompt=True, err=True)

@@ -66,7 +66,7 @@ def create(
         },
         output,
     )
-    say("keep it now: it is not shown again. Use it as AENV_API_KEY, or run 'aenv config set api_key ...'")
+    say("keep it now: it is not shown again. Use it as AENV_API_KEY, or give it to 'aenv config set api_key'")
 
 
 @token.command(name="list")

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import re
-import stat
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -244,9 +241,11 @@ def failure(status: int, body: bytes, url: str) -> AEnvError:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         found = _Failure()
     message = found.message or f"{url} answered with status {status}"
-    if found.error:
-        return from_wire({"code": found.error, "message": message, "hint": found.hint})
-    return _BY_STATUS.get(status, AEnvError)(message, hint=found.hint)
+    told = from_wire({"code": found.error, "message": message, "hint": found.hint})
+    # A code that nobody knows says less than the status; a gateway, for example, has a message there.
+    if type(told) is AEnvError and found.error != AEnvError.code:
+        return _BY_STATUS.get(status, AEnvError)(message, hint=found.hint)
+    return told
 
 
 def segment(text: str) -> str:
@@ -274,14 +273,13 @@ def control_url(given: str) -> str:
     """An address as a person writes it, made whole: ``http`` and port 8080 unless it says otherwise."""
     if given.startswith("unix:"):
         return given
-    url = (given if "://" in given else f"http://{given}").rstrip("/")
-    scheme, _, rest = url.partition("://")
+    url = given if "://" in given else f"http://{given}"
+    http.target(url)
+    scheme, _, rest = url.rstrip("/").partition("://")
     host, slash, path = rest.partition("/")
     if not re.search(r":\d+$", host) or host.endswith("]"):
         host = f"{host}:{PORT}"
-    url = f"{scheme}://{host}{slash}{path}"
-    http.target(url)
-    return url
+    return f"{scheme}://{host}{slash}{path}"
 
 
 def key_for(url: str, given: str | None = None) -> str | None:
@@ -290,21 +288,11 @@ def key_for(url: str, given: str | None = None) -> str | None:
     found: str | None = config.get("api_key", given or None)
     if found or not _is_here(url):
         return found
-    return _left_token(config.home() / "token")
+    from aenv.auth.tokens import find_local_token
+
+    return find_local_token(config.home())
 
 
 def _is_here(url: str) -> bool:
     where = http.target(url)
     return where.socket is not None or _LOOPBACK.fullmatch(where.host) is not None
-
-
-def _left_token(file: Path) -> str | None:
-    """The token in a file that nobody but this user can have written or read."""
-    try:
-        with file.open("rb") as opened:
-            status = os.fstat(opened.fileno())
-            if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077 or not stat.S_ISREG(status.st_mode):
-                return None
-            return opened.read(4096).decode("ascii").strip() or None
-    except (OSError, UnicodeDecodeError):
-        return None

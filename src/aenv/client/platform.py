@@ -23,7 +23,8 @@ log = logging.getLogger("aenv.environment")
 SLICE = 20.0
 """Seconds that one question waits for an instance to run; then it is asked again."""
 MARGIN = 10.0
-"""Seconds that the answer to a request for an instance may take longer than its start."""
+"""Seconds that the answer to a request for an instance may take longer than its start, and that the platform has, over
+those of a start, to say by itself why it failed."""
 DEPARTURE = 15.0
 """Seconds that giving an instance back may take; after that, its lease ends it."""
 _POLL = 0.1
@@ -85,7 +86,7 @@ class Platform:
         key = secrets.token_urlsafe(18)
         id, nothing_made = None, False
         process = os.getpid()
-        deadline = asyncio.get_running_loop().time() + spec.startup_timeout
+        deadline = asyncio.get_running_loop().time() + spec.startup_timeout + MARGIN
         try:
             try:
                 instance = await self._api.create(

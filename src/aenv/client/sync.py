@@ -10,6 +10,7 @@ import functools
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -17,6 +18,8 @@ from aenv.client.environment import Environment
 
 P = ParamSpec("P")
 R = TypeVar("R")
+ENDING = 20.0
+"""Seconds that a call which was broken off gets to clean up after itself, before its caller goes on."""
 
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
 _starting = threading.Lock()
@@ -34,12 +37,27 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def _wait(work: Coroutine[Any, Any, R]) -> R:
-    future = asyncio.run_coroutine_threadsafe(work, _loop())
+    tasks: list[asyncio.Task[Any] | None] = []
+
+    async def noted() -> R:
+        tasks.append(asyncio.current_task())
+        return await work
+
+    loop = _loop()
+    future = asyncio.run_coroutine_threadsafe(noted(), loop)
     try:
         return future.result()
     except BaseException:
-        future.cancel()  # Ctrl-C in the caller ends the call, too
+        if not future.done():  # Ctrl-C in the caller ends the call, too, and the program may end right after it
+            future.cancel()
+            with suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(_ended(tasks), loop).result(ENDING)
         raise
+
+
+async def _ended(tasks: list[asyncio.Task[Any] | None]) -> None:
+    if running := [task for task in tasks if task is not None]:
+        await asyncio.wait(running)
 
 
 def _blocking(
@@ -106,7 +124,11 @@ class SyncEnvironment:
         return self.environment.instance_id
 
     def __enter__(self) -> Self:
-        self.initialize()
+        try:
+            self.initialize()
+        except BaseException:
+            self.release()  # it may have been ready when Ctrl-C came
+            raise
         return self
 
     def __exit__(

@@ -10,6 +10,7 @@ import asyncio
 import functools
 import os
 import random
+import re
 import ssl
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator
@@ -199,7 +200,7 @@ class _Pool:
         except TimeoutError as exc:
             raise NotSent(f"{where.shown} did not take a connection within {CONNECT_TIMEOUT:g} s") from exc
         except OSError as exc:
-            raise NotSent(f"cannot connect to {where.shown}: {exc.strerror or exc}") from exc
+            raise NotSent(f"cannot connect to {where.shown}: {_why(exc)}") from exc
         return connection
 
     async def close(self) -> None:
@@ -208,6 +209,12 @@ class _Pool:
                 idle.pop().close()
         self._idle.clear()
         self._kept = 0
+
+
+def _why(exc: OSError) -> str:
+    """In the system's words. asyncio tells the address instead, once for each that the host has."""
+    numbers = dict.fromkeys(int(number) for number in re.findall(r"\[Errno (\d+)\] Connect call failed", str(exc)))
+    return ", ".join(map(os.strerror, numbers)) or exc.strerror or str(exc)
 
 
 _pools: dict[tuple[int, int], _Pool] = {}

@@ -54,6 +54,8 @@ def target(base: str) -> Target:
         raise Invalid(f"{base!r} is not an address: {exc}") from exc
     if url.scheme not in ("http", "https") or not url.hostname:
         raise Invalid(f"{base!r} is not an address", hint="use http://host:port")
+    if "@" in url.netloc:
+        raise Invalid("an address with a user or a password in it is not used", hint="a token goes into AENV_API_KEY")
     host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
     return Target(
         url.hostname,
@@ -86,6 +88,8 @@ class Connection(asyncio.Protocol):
         self._headers: dict[bytes, bytes] = {}
         self._parts: list[bytes] = []
         self._size = 0
+        self._untold = 0
+        """Bytes since the parser last told of a head or of a piece of the body; a line without end is never told."""
         self._heard = False
         self._headed = False
         self._sent = False
@@ -154,12 +158,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()  # nobody asked
             return
         self._heard = True
-        if not self._headed:
-            self._size += len(data)
-            if self._size > MOST_HEAD:
-                self._fail(TooLarge("the head of the answer is too long"))
-                self._transport.abort()
-                return
+        self._untold += len(data)
+        if self._untold > MOST_HEAD:
+            self._fail(TooLarge("the head of the answer is too long"))
+            self._transport.abort()
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as exc:
@@ -175,9 +178,10 @@ class Connection(asyncio.Protocol):
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        self._headed, self._size = True, 0
+        self._headed, self._size, self._untold = True, 0, 0
 
     def on_body(self, part: bytes) -> None:
+        self._untold = 0
         self._size += len(part)
         if self._size > self._most:
             self._fail(TooLarge(f"the answer is over {self._most} bytes"))

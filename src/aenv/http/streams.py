@@ -92,6 +92,8 @@ class Stream(Connection):
         return b"".join(parts)
 
     def abort(self) -> None:
+        if self._answer is not None and not self._answer.cancel() and not self._answer.cancelled():
+            self._answer.exception()  # nobody waits for it any more
         self._transport.abort()
 
     def _wake(self) -> None:
@@ -123,6 +125,7 @@ class Stream(Connection):
             self._answer.set_result(Response(status, self._headers, b""))
 
     def on_body(self, part: bytes) -> None:
+        self._untold = 0
         self._pieces.append(part)
         self._unread += len(part)
         if self._unread > CHUNK:

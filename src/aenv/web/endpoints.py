@@ -248,7 +248,7 @@ def _without_json(hint: Any) -> str:
 def _wrong_body(why: str) -> Invalid:
     what, _, place = why.partition(" - at `")
     place = place.rstrip("`").removeprefix("$").lstrip(".")
-    what = what[:1].lower() + what[1:]
+    what = what if what.startswith("JSON") else what[:1].lower() + what[1:]
     return Invalid(f"the body is wrong at {place}: {what}" if place else f"the body is wrong: {what}")
 
 

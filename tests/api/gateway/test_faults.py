@@ -139,11 +139,14 @@ async def test_an_answer_that_breaks_off_never_looks_whole() -> None:
             writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
         elif way == "/length":
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc")
+        elif way == "/endless":
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX: " + b"x" * MB)
+            await reader.read()
         else:
             writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nnonsense")
 
     async with upstream(handler) as url, serving(Known(place(url))) as gateway:
-        for way in ("/chunked", "/nonsense"):
+        for way in ("/chunked", "/nonsense", "/endless"):
             async with client(gateway) as one:
                 one.get(f"{ONE}{way}")
                 assert (await one.head()).status == 200
@@ -265,7 +268,10 @@ async def test_a_kept_connection_that_was_closed_is_not_used() -> None:
         b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
+        pytest.param(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", id="long value"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nX: " + b"x" * MB, id="endless value"),
+        pytest.param(b"HTTP/1.1 200 OK\r\n" + b"x" * MB, id="endless name"),
+        pytest.param(b"HTTP/1.1 200 " + b"x" * MB, id="endless reason"),
         b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nraw",
         b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
     ],

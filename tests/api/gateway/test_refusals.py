@@ -87,6 +87,23 @@ async def test_a_head_without_end_is_refused(path: str) -> None:
         assert (await one.reply()).status == 431
 
 
+POST = f"POST {ONE}/x HTTP/1.1\r\nHost: localhost\r\n{OWNER}Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "begin",
+    ["", "GET /", "GET / HTTP/1.1\r\nX", "GET / HTTP/1.1\r\nX: ", f"{POST}0\r\nX: ", f"{POST}3\r\nabc\r\n1;x="],
+    ids=["method", "path", "name", "value", "trailer", "chunk"],
+)
+async def test_a_line_without_end_is_refused(begin: str) -> None:
+    """It is not kept until its end comes."""
+    async with upstream(_never) as url, serving(Known(place(url))) as gateway, client(gateway) as one:
+        one.send(begin)
+        for _ in range(100):
+            one.send("y" * 5000)
+        assert (await one.reply()).status == (431 if begin else 400)
+
+
 async def test_trailers_without_end_are_refused() -> None:
     async with upstream(_never) as url, serving(Known(place(url))) as gateway, client(gateway) as one:
         one.send(f"POST {ONE}/x HTTP/1.1\r\nHost: localhost\r\n{OWNER}Transfer-Encoding: chunked\r\n\r\n0\r\n")

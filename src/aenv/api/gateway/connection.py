@@ -78,6 +78,8 @@ class Connection(asyncio.Protocol):
         self._url = b""
         self._headers: Headers = []
         self._size = 0
+        self._untold = 0
+        """Bytes since the parser last told of a request or of a piece of its body; a line without end is never told."""
         self._since = 0.0
         """When the client last did what it is waited for."""
         self._unsent = 0
@@ -114,7 +116,10 @@ class Connection(asyncio.Protocol):
         if self._switching is not None:
             self._switching.early += data
         else:
+            self._untold += len(data)
             self._read(data)
+            if self._untold > MOST_HEAD:
+                self._too_long()
             if self._fault is not None:
                 self._reject(self._fault)
             if self._active is not None:
@@ -164,7 +169,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if not self._is_again:
-            self._url, self._headers, self._size = b"", [], 0
+            self._url, self._headers, self._size, self._untold = b"", [], 0, 0
             self._in_head = True
             self._since = self.now
 
@@ -180,14 +185,17 @@ class Connection(asyncio.Protocol):
     def _grow(self, size: int) -> None:
         self._size += size
         if self._size > MOST_HEAD:
-            self._fault = self._fault or HeadTooLong(f"the head of the request is over {MOST_HEAD} bytes")
+            self._too_long()
+
+    def _too_long(self) -> None:
+        self._fault = self._fault or HeadTooLong(f"the head of the request is over {MOST_HEAD} bytes")
 
     def on_headers_complete(self) -> None:
         if self._is_again:
             self._is_again = False
             return
         self._in_head = False
-        self._size = 0
+        self._size = self._untold = 0
         if self._fault is not None or self.transport.is_closing():
             return
         parser = self._parser
@@ -210,10 +218,12 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, part: bytes) -> None:
         self._since = self.now
+        self._untold = 0
         if self._reading is not None:
             self._reading.add(part)
 
     def on_message_complete(self) -> None:
+        self._untold = 0
         exchange = self._reading
         if exchange is None or self._fault is not None:
             return

@@ -29,6 +29,7 @@ MOST_HELD = 64 * 1024
 MOST_REPEATED = 64 * 1024
 """Bytes of a request that can be sent again when a connection turns out to be dead."""
 REPEATS = 2
+_TOO_LONG = "its head is too long"
 
 
 class Exchange:
@@ -59,6 +60,7 @@ class Exchange:
         "_switched",
         "_task",
         "_until_end",
+        "_untold",
         "_upstream",
         "_wanted",
         "done",
@@ -96,6 +98,8 @@ class Exchange:
         self._headers: Headers = []
         self._reason = b""
         self._size = 0
+        self._untold = 0
+        """Bytes since the parser last told of a head or of a piece of the body; a line without end is never told."""
         self._back: list[bytes] = []
         self._fault = ""
         self._chunks = False
@@ -235,6 +239,7 @@ class Exchange:
     def answer_received(self, data: bytes) -> None:
         self._sent = None
         rest = b""
+        self._untold += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as exc:
@@ -243,6 +248,8 @@ class Exchange:
             self._reusable = False
             if not self._answered:
                 self._fault = self._fault or str(exc)
+        if self._untold > MOST_HEAD:
+            self._fault = self._fault or _TOO_LONG
         if self._back:
             back, self._back = self._back, []
             self._connection.send(b"".join(back))
@@ -279,7 +286,7 @@ class Exchange:
     def on_header(self, name: bytes, value: bytes) -> None:
         self._size += len(name) + len(value) + 4
         if self._size > MOST_HEAD:
-            self._fault = "its head is too long"
+            self._fault = _TOO_LONG
         elif not self._begun:
             self._headers.append((name, value))
 
@@ -287,6 +294,7 @@ class Exchange:
         if self._answered or self._fault:
             return
         headers, self._headers, self._size = self._headers, [], 0
+        self._untold = 0
         try:
             answer = Answer(self._parser.get_status_code(), self._reason, headers)
         except ValueError as exc:
@@ -301,6 +309,7 @@ class Exchange:
             self._back.append(answer.to_client())
 
     def on_body(self, part: bytes) -> None:
+        self._untold = 0
         if self._answered or self._fault:
             self._reusable = False
         elif self._chunks:
@@ -309,6 +318,7 @@ class Exchange:
             self._back.append(part)
 
     def on_message_complete(self) -> None:
+        self._untold = 0
         if self._answered or self._fault or self._switched or not self._begun:
             return
         self._answered = True

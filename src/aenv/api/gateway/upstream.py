@@ -239,6 +239,7 @@ class _Handshake:
         self._upstream = upstream
         self._parser = httptools.HttpResponseParser(self)
         self._body = b""
+        self._heard = 0
         self._outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def done(self) -> None:
@@ -257,6 +258,10 @@ class _Handshake:
         upstream.user = None
 
     def answer_received(self, data: bytes) -> None:
+        self._heard += len(data)
+        if self._heard > MOST_REFUSAL:
+            self._settle(NetworkError("the sandbox did not open the port"))
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as exc:
@@ -269,8 +274,6 @@ class _Handshake:
 
     def on_body(self, part: bytes) -> None:
         self._body += part
-        if len(self._body) > MOST_REFUSAL:
-            self._settle(NetworkError("the sandbox did not open the port"))
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() in (100, 101):

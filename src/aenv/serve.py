@@ -1,0 +1,416 @@
+"""The platform as a process: hub, API service and gateway over one store, from their options to their end.
+
+What was acknowledged is in the store before it is answered. The sandboxes of the process engine live on when the
+server ends, and are found again by the next one on the same store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import re
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from aenv import config, project
+from aenv.api import routes as api_routes
+from aenv.api.directory import InstanceDirectory
+from aenv.api.gateway import Gateway
+from aenv.api.here import ProjectHere
+from aenv.api.instances import Instances
+from aenv.api.packages import Packages, Source
+from aenv.auth.audit import Audit
+from aenv.auth.callers import Caller
+from aenv.auth.keys import platform_key
+from aenv.auth.secrets import Secrets
+from aenv.auth.tokens import Tokens, local_token
+from aenv.cleanup import finish
+from aenv.client.control import control_url
+from aenv.client.hub import HubClient
+from aenv.engines import load_engine
+from aenv.engines.base import Engine
+from aenv.errors import AEnvError, Conflict, Invalid, NetworkError, did_you_mean
+from aenv.hub import routes as hub_routes
+from aenv.hub.records import RUNNABLE
+from aenv.hub.service import Hub
+from aenv.models import NAME, EnvRef
+from aenv.runtime.access import Hosts, is_loopback
+from aenv.runtime.protocol import Connections
+from aenv.runtime.server import bind, loop_factory, stop_at_end, stop_at_signals
+from aenv.store import Store, open_store
+from aenv.store.blobs import open_blobs
+from aenv.web import accounts
+from aenv.web.app import App
+from aenv.wire import Env, Status
+
+log = logging.getLogger("aenv.serve")
+
+PORT, DATA_PORT = 8080, 8081
+STATE = "platform"
+"""What the process engine calls the sandboxes that live on."""
+_STORE = 15.0
+"""Seconds in which a store that does not answer yet must."""
+_ENGINE = 60.0
+"""Seconds in which an engine must show that it works."""
+_SLOW, _PAUSE = 1.0, 0.5
+_BACKLOG = 4096
+_TITLES = {"all": "AEnvironment platform", "hub": "AEnvironment hub", "api": "AEnvironment API service"}
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What is served, and how. Every default is that of a platform for this machine's user alone."""
+
+    what: str = "all"
+    """``all``, ``hub`` or ``api``."""
+    host: str = "127.0.0.1"
+    port: int = PORT
+    """Of the control plane; 0 for any that is free."""
+    data_port: int = DATA_PORT
+    data_url: str = ""
+    """What clients call the data port, when it is not this machine's own address."""
+    store: str = ""
+    """``sqlite:PATH`` or ``redis://...``; empty for a file in the home."""
+    blobs: str = ""
+    """``file:PATH`` or ``s3://...``; empty for a folder in the home."""
+    engine: str = "process"
+    hub_url: str = ""
+    """The hub that ``api`` alone asks."""
+    project: Path | None = None
+    """Serve instances of the project there, and nothing else: ``api`` without a hub. They end with the server."""
+    legacy: int = 0
+    """How often it was said that an instance's id may stand in for a credential on the data port; beyond this machine
+    it must be said twice."""
+    ports_domain: str = ""
+    """The domain, or a URL of it, under which exposed ports get an origin of their own."""
+    datasources: list[str] = []
+    """Directories whose content instances may be given as data."""
+    name: str = ""
+    """What this server is called among those on one store; empty for the machine's name."""
+    lifeline: int | None = None
+    """A descriptor: the server ends when what it reads does."""
+
+
+class Running(NamedTuple):
+    """A platform that is ready."""
+
+    control_url: str
+    data_url: str
+    """Empty where there is no data plane: a hub has none."""
+    token_file: Path | None
+    """Where programs of this user find their token; None beyond the loopback."""
+    first_token: str | None
+    """The first admin's token, on the one occasion that it is shown."""
+
+
+def serve(options: Options, ready: Callable[[Running], None]) -> None:
+    """Serve until this process is asked to end, or the lifeline does; ``ready`` is told once all is there.
+
+    Then calls in flight get the time of the setting ``grace``. Asked a second time, the process ends at once.
+    """
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_serve(options, ready))
+
+
+async def _serve(options: Options, ready: Callable[[Running], None]) -> None:
+    stop = asyncio.Event()
+    stop_at_signals(stop)
+    if options.lifeline is not None:
+        stop_at_end(options.lifeline, stop)
+    asked = asyncio.create_task(stop.wait())
+    async with AsyncExitStack() as stack:
+        starting = asyncio.create_task(stack.enter_async_context(running(options)))
+        try:
+            await asyncio.wait((starting, asked), return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                return
+            ready(starting.result())
+            await asked
+            log.info("ending; instances live on" if options.project is None else "ending, with all instances")
+        finally:
+            asked.cancel()
+            starting.cancel()
+            await asyncio.wait((starting,))
+
+
+@asynccontextmanager
+async def running(options: Options) -> AsyncIterator[Running]:
+    """A platform for the length of a block."""
+    _check(options)
+    async with AsyncExitStack() as stack:
+        control = stack.enter_context(bind(options.host, options.port))
+        data = None
+        if options.what != "hub":
+            data = stack.enter_context(bind(options.host, options.data_port, "--data-port"))
+        yield await _Platform(options, stack).start(control, data)
+
+
+def _check(options: Options) -> None:
+    if not options.host:
+        raise Invalid("no address to listen on is given", hint="use 127.0.0.1, or 0.0.0.0 for every one that there is")
+    if options.data_url and (
+        urlsplit(options.data_url).scheme not in ("http", "https") or "//" not in options.data_url
+    ):
+        raise Invalid(f"{options.data_url!r} is not the URL of a data port", hint="use https://data.example.org")
+    if options.what not in _TITLES:
+        raise Invalid(f"there is no {options.what!r} to serve", hint=did_you_mean(options.what, _TITLES))
+    if options.what == "api" and not options.hub_url and options.project is None:
+        raise Invalid("an API service needs a hub", hint="name it with --hub-url, or serve everything: aenv serve")
+    if options.what != "api" and (options.hub_url or options.project is not None):
+        raise Invalid("only an API service asks another hub", hint="aenv serve api --hub-url URL")
+    if options.name and not NAME.fullmatch(options.name):
+        raise Invalid(f"{options.name[:64]!r} is not a server's name", hint="use letters, digits, '-', '_' and '.'")
+    if options.legacy == 1 and not is_loopback(options.host):
+        raise Invalid(
+            f"the legacy data plane on {options.host} lets in whoever learns an instance's id",
+            hint="say it twice if that is meant: --legacy-data-plane --legacy-data-plane-beyond-loopback",
+        )
+
+
+class _Platform:
+    """What is put together for a platform. Whatever needs an end gets it from the stack, the newest first."""
+
+    def __init__(self, options: Options, stack: AsyncExitStack) -> None:
+        self._options = options
+        self._stack = stack
+        self._loopback = is_loopback(options.host)
+        self._home = config.home()
+        self._folder = self._home / "platform"
+        self._grace: float = config.get("grace")
+
+    async def start(self, control: socket.socket, data: socket.socket | None) -> Running:
+        """Open the store, put the services over it, and listen."""
+        store = await self._open_store()
+        local = local_token(self._home) if self._loopback else None
+        tokens, secrets, audit = Tokens(store, local=local), Secrets(store), Audit(store)
+        self._stack.push_async_callback(_finish, audit.close)
+        routes = accounts.routes(tokens, secrets, audit)
+        source: Source
+        if self._options.what != "api":
+            hub = await self._hub(store)
+            routes += hub_routes.routes(hub)
+            source = _HubHere(hub)
+        elif self._options.project is not None:
+            await asyncio.to_thread(project.read, self._options.project, config_required=False)  # or it says why not
+            source = ProjectHere(self._options.project)
+        else:
+            source = _HubElsewhere(control_url(self._options.hub_url), local)
+        gateway, data_url, gauges = None, "", None
+        if data is not None:
+            data_url = self._options.data_url or _url(self._options.host, data)
+            instances = await self._instances(store, source, secrets, data_url)
+            gateway = self._gateway(instances, tokens, await platform_key(store), data)
+            routes += api_routes.routes(instances)
+            entries = instances.lives.entries
+            gauges = lambda: {"instances": len(entries)}  # noqa: E731
+        app = App(
+            routes,
+            title=_TITLES[self._options.what],
+            authenticate=tokens.authenticate,
+            guard=Hosts(loopback=self._loopback, allowed_hosts=self._names()),
+            audit=audit.note,
+            gauges=gauges,
+        )
+        await self._listen(app, control, gateway, data)
+        first = None if self._loopback else await tokens.first()
+        token_file = self._home / "token" if self._loopback else None
+        return Running(_url(self._options.host, control), data_url, token_file, first)
+
+    # Parts
+
+    async def _open_store(self) -> Store:
+        url = self._options.store
+        if not url and self._options.project is not None:
+            folder = tempfile.TemporaryDirectory(prefix="aenv-run-", ignore_cleanup_errors=True)
+            url = f"sqlite:{self._stack.enter_context(folder)}/platform.db"
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _STORE
+        saying = loop.call_later(_SLOW, log.warning, "waiting for the store, which does not answer yet")
+        try:
+            while True:
+                try:
+                    return await self._stack.enter_async_context(await open_store(url or self._own_store))
+                except NetworkError:
+                    if loop.time() > deadline:
+                        raise
+                await asyncio.sleep(_PAUSE)
+        finally:
+            saying.cancel()
+
+    @property
+    def _own_store(self) -> str:
+        return f"sqlite:{self._folder / 'platform.db'}"
+
+    async def _hub(self, store: Store) -> Hub:
+        blobs = await open_blobs(self._options.blobs or f"file:{self._folder / 'blobs'}")
+        await self._stack.enter_async_context(blobs)
+        # What is pushed is run apart from instances, and by nobody when this process is gone.
+        engine = await self._engine(state="", known=self._options.what == "all")
+        return await self._stack.enter_async_context(Hub(store, blobs, engine, folder=self._folder / "pushed"))
+
+    async def _instances(self, store: Store, source: Source, secrets: Secrets, data_url: str) -> Instances:
+        options = self._options
+        engine = await self._engine(state=self._state())
+        instances = Instances(
+            store,
+            engine,
+            Packages(source, self._folder / "packages"),
+            secrets,
+            await platform_key(store),
+            data_url=data_url,
+            name=options.name or _name(options.store),
+            # Who runs a project here may read what is here.
+            datasources=[Path(path) for path in options.datasources or (["/"] if options.project else [])],
+        )
+        self._stack.push_async_callback(_finish, instances.close)
+        await instances.start()
+        return instances
+
+    async def _engine(self, *, state: str, known: bool = False) -> Engine:
+        """The engine, once it has shown that it works here; ``known`` leaves that to another one of its kind."""
+        name = self._options.engine
+        chosen = {}
+        if name == "process":
+            isolation, place = config.lookup("isolation")
+            chosen = {"state": state, "isolation": "strict" if place == "default" and not self._loopback else isolation}
+        elif name == "plain" and not self._loopback:
+            log.warning("the engine 'plain' isolates nothing: whoever may run an instance has this machine")
+        try:
+            async with asyncio.timeout(_ENGINE):
+                engine = await self._stack.enter_async_context(load_engine(name, **chosen))
+                if not known:
+                    await engine.find()
+        except TimeoutError:
+            raise AEnvError(f"the engine {name!r} does not answer", hint="'aenv doctor' looks into it") from None
+        except TypeError as exc:
+            raise Invalid(f"the engine {name!r} cannot be made without options: {exc}") from exc
+        return engine
+
+    def _state(self) -> str:
+        """Under which name sandboxes live on: the same for those who share a store, and for nobody else."""
+        if self._options.project is not None:
+            return ""
+        scheme, _, path = (self._options.store or self._own_store).partition(":")
+        if scheme == "sqlite":
+            place = os.path.abspath(os.path.expanduser(path.removeprefix("//")))
+            if f"{scheme}:{place}" == self._own_store:
+                return STATE
+        else:
+            place = path.rpartition("@")[2].strip("/")  # whoever is its user there
+        return f"{STATE}-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
+
+    def _gateway(self, instances: Instances, tokens: Tokens, key: bytes, data: socket.socket) -> Gateway:
+        gateway = Gateway(
+            InstanceDirectory(instances, tokens.authenticate),
+            key=key,
+            legacy=self._options.legacy > 0,
+            loopback=self._loopback,
+            allowed_hosts=self._names(),
+            ports_domain=self._options.ports_domain or "localhost",
+        )
+        gateway.port = data.getsockname()[1]
+        instances.exposed_url = gateway.exposed_url
+        instances.when_ended(gateway.ended)
+        return gateway
+
+    def _names(self) -> list[str]:
+        """The names by which it may be called."""
+        given = [*config.get("allowed_hosts").split(","), urlsplit(self._options.data_url).hostname or ""]
+        return [name for name in (*given, self._options.host) if name]
+
+    async def _listen(
+        self, app: App, control: socket.socket, gateway: Gateway | None, data: socket.socket | None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        connections = Connections(app)
+        servers: list[asyncio.AbstractServer] = []
+
+        async def end() -> None:
+            for server in servers:
+                server.close()
+            closing = [app.close(self._grace)]
+            if gateway is not None:
+                closing.append(gateway.close(self._grace))
+            await asyncio.gather(*closing)
+            await connections.drain(1.0)
+
+        self._stack.push_async_callback(_finish, end)
+        for sock in (control, data):
+            try:
+                if sock is not None:
+                    sock.listen(_BACKLOG)
+            except OSError as exc:  # somebody who began when we did was faster
+                where, why = _url(self._options.host, sock or control), exc.strerror or exc
+                raise Conflict(f"cannot listen at {where}: {why}", hint="choose other ports") from exc
+        servers.append(await loop.create_server(connections, sock=control, backlog=_BACKLOG))
+        if gateway is not None and data is not None:
+            servers.append(await loop.create_server(gateway, sock=data, backlog=_BACKLOG))
+
+
+class _HubHere:
+    """The hub of this process, as the API service sees it."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def resolve(self, ref: EnvRef, call_token: str, caller: Caller) -> Env:
+        return await self._hub.resolve(caller, ref)
+
+    async def package(self, env: Env, call_token: str, caller: Caller) -> AsyncIterator[bytes]:
+        return (await self._hub.package(caller, env.name, env.version))[1]
+
+
+class _HubElsewhere:
+    """A hub that is asked over the network, with the token of whoever asks us."""
+
+    def __init__(self, url: str, own_token: str | None) -> None:
+        self._url = url
+        self._own_token = own_token
+        """For what was begun by a server that is gone, and is gone on with."""
+
+    async def resolve(self, ref: EnvRef, call_token: str, caller: Caller) -> Env:
+        env = await self._client(call_token).get(ref)
+        if env.status not in RUNNABLE or not env.digest:
+            why = env.reason or ("it has no package" if not env.digest else f"it is {Status(env.status).title}")
+            raise Conflict(f"{env.id} cannot be run: {why}", hint="push its package, or name another version")
+        return env
+
+    async def package(self, env: Env, call_token: str, caller: Caller) -> AsyncIterator[bytes]:
+        return self._client(call_token).package(env)
+
+    def _client(self, call_token: str) -> HubClient:
+        return HubClient(self._url, call_token or self._own_token)
+
+
+async def _finish(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    await finish(close())
+
+
+def _url(host: str, sock: socket.socket) -> str:
+    """How a client reaches a socket."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - it is asked for, not offered
+        host = _address(sock.family)
+    return f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
+
+
+def _address(family: int) -> str:
+    """This machine's own address, as others see it."""
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1" if family == socket.AF_INET else "2001:db8::1", 9))  # nothing is sent
+        return str(probe.getsockname()[0])
+    return socket.gethostname()
+
+
+def _name(store: str) -> str:
+    """What a server is called: a file has one server, wherever the machine is; others are told by their machines."""
+    if not store or store.startswith("sqlite:"):
+        return "server"
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname())[:63].strip("-.") or "server"
