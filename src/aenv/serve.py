@@ -168,6 +168,9 @@ def _check(options: Options) -> None:
         raise Invalid("only an API service asks another hub", hint="aenv serve api --hub-url URL")
     if options.name and not NAME.fullmatch(options.name):
         raise Invalid(f"{options.name[:64]!r} is not a server's name", hint="use letters, digits, '-', '_' and '.'")
+    for path in options.datasources:
+        if not Path(path).is_dir():
+            raise Invalid(f"{path} is no directory that instances could be given", hint="--allow-datasource names one")
     if options.legacy == 1 and not is_loopback(options.host):
         raise Invalid(
             f"the legacy data plane on {options.host} lets in whoever learns an instance's id",
@@ -202,7 +205,9 @@ class _Platform:
             await asyncio.to_thread(project.read, self._options.project, config_required=False)  # or it says why not
             source = ProjectHere(self._options.project)
         else:
-            source = _HubElsewhere(control_url(self._options.hub_url), local)
+            hub_url = control_url(self._options.hub_url)
+            # This user's token is for servers of this machine, and nobody else is shown it.
+            source = _HubElsewhere(hub_url, local if is_loopback(urlsplit(hub_url).hostname or "") else None)
         gateway, data_url, gauges = None, "", None
         if data is not None:
             data_url = self._options.data_url or _url(self._options.host, data)

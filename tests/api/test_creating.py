@@ -15,7 +15,17 @@ from aenv.api import idempotency
 from aenv.auth.callers import Caller, Scope
 from aenv.auth.tokens import local_token
 from aenv.engines.failing import FailingEngine, NeverReadyEngine, PaperEngine
-from aenv.errors import AEnvError, Conflict, Forbidden, Invalid, NetworkError, NotFound, StartFailed, Unsupported
+from aenv.errors import (
+    AEnvError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NetworkError,
+    NotFound,
+    StartFailed,
+    TooLarge,
+    Unsupported,
+)
 from aenv.models import Sandbox, SandboxSpec, State
 from aenv.store import Store, open_store
 from aenv.wire import Instance, InstanceRequest
@@ -86,7 +96,7 @@ async def test_a_start_that_takes_long_says_what_it_waits_for(store: Store, shel
             return (found.status, found.reason) == ("Creating", "no place is free")
 
         await until(creating, "what it waits for")
-        found, _ = await platform.instances.list(ALICE, status="creating", limit=10, offset=0)
+        found, _ = await platform.instances.list(ALICE, status=["creating"], limit=10, offset=0)
         assert [each.id for each in found] == [made.id]
 
 
@@ -291,6 +301,20 @@ async def test_the_largest_batch_under_a_key(platform: Platform) -> None:
     assert {each.id for each in first + rest} == {each.id for each in made}
 
 
+async def test_a_batch_is_not_written_when_it_is_too_much_at_once(platform: Platform) -> None:
+    with pytest.raises(TooLarge, match="count 1000"):
+        await platform.instances.create(ALICE, wanted(count=1000, environment_variables={"A": "x" * 100_000}))
+    assert (await platform.instances.list(ADMIN, limit=1, offset=0))[1] == 0
+
+
+async def test_secrets_of_an_instance_have_a_bound(platform: Platform, shelf: PaperShelf) -> None:
+    shelf.on_paper("secretive", secrets=["KEY_ONE", "KEY_TWO"])
+    for name in ("KEY_ONE", "KEY_TWO"):
+        await platform.secrets.set(ALICE, name, "x" * 40_000)
+    with pytest.raises(TooLarge, match="KEY_ONE, KEY_TWO have 80000 bytes"):
+        await platform.instances.create(ALICE, wanted(env="secretive"))
+
+
 BAD = {
     "no environment name": ({"env": "../env"}, Invalid, "not an environment name"),
     "unicode": ({"env": "größe"}, Invalid, "not an environment name"),
@@ -399,5 +423,5 @@ async def test_a_redis_that_is_killed_and_comes_back(shelf: PaperShelf, tmp_path
             await platform.instances.reaper.write()
             await platform.instances.reaper.sweep()
             assert (await platform.instances.get(ALICE, kept.id)).status == "Running"
-            found, total = await platform.instances.list(ADMIN, status="Running", limit=10, offset=0)
+            found, total = await platform.instances.list(ADMIN, status=["Running"], limit=10, offset=0)
             assert total == len(found) == len(paper.sandboxes) == 2

@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from aenv.api import lives
 from aenv.api.clock import Clock
 from aenv.api.directory import InstanceDirectory
 from aenv.api.records import InstanceRecord, Kept, put
 from aenv.engines.failing import FailingEngine, NeverReadyEngine, PaperEngine
 from aenv.errors import AEnvError, Conflict, NetworkError, NotFound, SandboxLost, StartFailed, Unsupported
-from aenv.models import EnvRef, SandboxSpec, State
+from aenv.models import EnvRef, Sandbox, SandboxSpec, State
 from aenv.store import Store, open_store
 from aenv.wire import Expose, Instance, InstanceRequest
 from tests.api.ground import (
@@ -433,6 +434,59 @@ async def test_a_lease_that_another_server_renewed_is_renewed(redis: Server, she
         await until(lambda: (entry.lease_until or 0) > time.time() + 30, "what the other server knows")
         assert await status(first, made.id) == "Running"
         assert made.id in paper.sandboxes
+
+
+async def test_what_another_server_extends_lives_on(redis: Server, shelf: PaperShelf, tmp_path: Path) -> None:
+    redis.empty()
+    paper = PaperEngine()
+    async with (
+        service(redis.url, paper, shelf, tmp_path, name="one") as first,
+        service(redis.url, PaperEngine(), shelf, tmp_path, name="two") as second,
+    ):
+        made = await make(first, ttl=60)
+        await second.instances.extend(ALICE, made.id, HOUR)
+        assert await status(second, made.id) == "Running"
+        await first.instances.reaper.sweep()
+        assert first.instances.lives.entries[made.id].record.expires_at > time.time() + HOUR / 2
+        await until(
+            lambda: (paper.sandboxes[made.id].expires_at or 0) > time.time() + HOUR / 2, "what its engine is told"
+        )
+
+
+class StubbornEngine(PaperEngine):
+    """A start that is to end goes on until all of so many are to."""
+
+    def __init__(self, together: int) -> None:
+        super().__init__()
+        self.begun = 0
+        self._ending = asyncio.Barrier(together)
+
+    async def create(self, id: str, spec: SandboxSpec) -> Sandbox:
+        self.begun += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await self._ending.wait()
+        raise AssertionError("it does not come so far")
+
+
+async def test_ends_of_another_server_do_not_wait_for_each_other(
+    redis: Server, shelf: PaperShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lives, "PATIENCE", 3600.0)
+    redis.empty()
+    stubborn = StubbornEngine(2)
+    async with (
+        service(redis.url, stubborn, shelf, tmp_path, name="one") as first,
+        service(redis.url, PaperEngine(), shelf, tmp_path, name="two") as second,
+    ):
+        made = await first.instances.create(ALICE, InstanceRequest(env_name="env", count=2))
+        await until(lambda: stubborn.begun == 2, "both starts")
+        for each in made:
+            await second.instances.delete(ALICE, each.id)
+        async with asyncio.timeout(60):
+            await first.instances.reaper.sweep()
+        assert not first.instances.lives.entries
 
 
 async def test_a_port_is_exposed_as_long_as_the_instance_lives(platform: Platform) -> None:

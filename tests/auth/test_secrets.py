@@ -125,7 +125,7 @@ KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0\n-----END PRIVATE KE
         ("", ["hunter2"], ""),
         ("nothing", [], "nothing"),
         ("a hunter2, hunter2!", ["hunter2"], "a ***, ***!"),
-        ("hunter2hunter2", ["hunter2"], "******"),
+        ("hunter2hunter2", ["hunter2"], "***"),
         ("hunter hunter22 hunter2", ["hunter", "hunter2", "hunter22"], "*** *** ***"),
         ("abcdef", ["cdef", "abcdef", "abcd"], "***"),
         (json.dumps({"key": 'say "hi"\nü\\'}), ['say "hi"\nü\\'], '{"key": "***"}'),

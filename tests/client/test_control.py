@@ -387,7 +387,7 @@ async def test_every_question_to_an_api_service() -> None:
         assert (await api.get("i-1", wait=20)).status == "Running"
         assert made.asked[-1].headers["prefer"] == "wait=20"
         assert (await api.list())[1] == 1
-        await api.list("lab@1.2.3", "me", {"x": "1", "y": "a=b"}, status="Running", limit=5, offset=2)
+        await api.list("lab@1.2.3", "me", {"x": "1", "y": "a=b"}, status=["Running"], limit=5, offset=2)
         assert made.asked[-1].query == {
             "owner": ["me"],
             "status": ["Running"],

@@ -23,6 +23,7 @@ from aenv.runtime.app import EXACT, PREFIX
 from tests.platform.asking import CONTROL_PROBES, GATEWAY_PROBES, SANDBOX_PROBES, WORDS, Ask, Probe, World
 from tests.platform.support import PATIENCE, Reply, ask, platform
 
+pytestmark = pytest.mark.xdist_group("platform-access")
 TABLE = Path(__file__).with_name("access.md")
 CONTROL, DATA, STRAIGHT = "Control plane", "Data plane", "A sandbox, asked directly"
 KINDS = {

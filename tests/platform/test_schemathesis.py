@@ -12,6 +12,7 @@ from tests.platform.support import PATIENCE, Platform, platform
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 checks = pytest.importorskip("schemathesis.specs.openapi.checks")
 
+pytestmark = pytest.mark.xdist_group("platform-schemathesis")
 EXAMPLES = 12
 """Generated requests for each operation, beside those at the bounds of what is allowed."""
 NOT_TO_BE_HAD = {f"POST /env-instance/{{id}}/{what}" for what in ("fork", "checkpoint", "restore")}

@@ -36,6 +36,10 @@ LABEL_NAME, LABEL_VALUE = 63, 256
 MOST_VARIABLES = 1000
 MOST_BYTES = 128 * 1024
 """Bytes that variables may have together, names and values; and so may arguments."""
+MOST_SECRET_BYTES = 64 * 1024
+"""Bytes that the values of an instance's secrets may have together: all that it prints is searched for them."""
+MOST_WRITTEN = 32 * 1024 * 1024
+"""Bytes of the records of one request, which are written in one change."""
 RESERVED = "aenv/"
 """What our own labels at an engine begin with."""
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?", re.ASCII)
@@ -61,6 +65,21 @@ def count(request: InstanceRequest) -> int:
     if not 1 <= request.count <= MOST:
         raise Invalid(f"count {request.count} is not between 1 and {MOST}", hint="ask several times for more")
     return request.count
+
+
+def check_secrets(values: Mapping[str, str]) -> None:
+    """See to it that the secrets of an instance are not too much."""
+    size = sum(len(value.encode()) for value in values.values())
+    if size > MOST_SECRET_BYTES:
+        message = f"the secrets {', '.join(values)} have {size} bytes together; {MOST_SECRET_BYTES} is the most"
+        raise TooLarge(message, hint="keep what is long elsewhere, and only its key as a secret")
+
+
+def check_written(count: int, size: int) -> None:
+    """See to it that so many records of that size are not too much at once."""
+    if count * size > MOST_WRITTEN:
+        message = f"count {count} of a request of {size} bytes is over {MOST_WRITTEN} bytes, which is the most"
+        raise TooLarge(message, hint="ask several times for fewer")
 
 
 async def plan(request: InstanceRequest, env: Env, *, datasources: Sequence[Path], engine: str) -> Plan:

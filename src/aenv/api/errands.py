@@ -70,7 +70,10 @@ class Errands:
                 data = await inside.ask(place, method, path, body, timeout=timeout)
             except AEnvError as exc:
                 raise await self._explained(entry, exc) from exc
-        return data if hidden is None else hidden.everything(data)
+        try:
+            return data if hidden is None else hidden.everything(data)
+        except RecursionError:
+            raise SandboxError(f"{id} answered with nonsense") from None
 
     async def read(self, caller: Caller, id: str, path: str) -> inside.Opened:
         """Open a file inside, or list a directory."""

@@ -20,6 +20,8 @@ from aenv.errors import AEnvError, CallTimeout, NetworkError, SandboxError, Sand
 MOST = 32 * 1024 * 1024
 """Bytes of an answer that is read as a whole."""
 _MOST_ERROR = 1024 * 1024
+_LONGEST_WORD = 64 * 1024
+"""Characters of what a sandbox refuses with."""
 _SILENCE = 60.0
 """Seconds for which a file may stand still on its way."""
 _JSON = b"Content-Type: application/json\r\n"
@@ -136,7 +138,7 @@ def _lost(place: Place, exc: NetworkError) -> SandboxLost:
 def _decoded(place: Place, body: bytes) -> dict[str, Any]:
     try:
         return {"data": None, **msgspec.json.decode(body, type=dict[str, Any])}
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise SandboxError(f"{place.id} answered with nonsense") from exc
 
 
@@ -146,7 +148,8 @@ def _failure(place: Place, status: int, body: bytes) -> AEnvError:
         wire = _decoded(place, body)
     except SandboxError:
         return SandboxError(f"{place.id} answered {status} with nonsense")
-    found = from_wire({**wire, "message": wire.get("error", f"it answered {status}")})
+    message, hint = (str(wire.get(key) or "")[:_LONGEST_WORD] for key in ("error", "hint"))
+    found = from_wire({**wire, "message": message or f"it answered {status}", "hint": hint or None})
     if isinstance(found, Unauthorized):
         return SandboxError(f"{place.id} does not know this platform's token")
     return found

@@ -15,7 +15,7 @@ from aenv.api.idempotency import Keys
 from aenv.api.lives import ENGINE, MARGIN, Entry, Lives, Values
 from aenv.api.packages import Packages
 from aenv.api.reaper import Reaper
-from aenv.api.records import InstanceRecord, Records, slim
+from aenv.api.records import InstanceRecord, Records, size_of, slim
 from aenv.api.visible import Visible, unknown
 from aenv.auth.callers import Caller
 from aenv.auth.tokens import checked_owner
@@ -143,7 +143,7 @@ class Instances:
         env = await self._packages.resolve(EnvRef.parse(request.env_name), token, caller)
         plan = await admission.plan(request, env, datasources=self._datasources, engine=self._engine.name)
         if plan.secrets:
-            await self._secrets.values(owner, plan.secrets)  # those that are missing are named now
+            admission.check_secrets(await self._secrets.values(owner, plan.secrets))  # which are missing is said now
         now = self.lives.clock.now()
         first = InstanceRecord(
             id="",
@@ -161,6 +161,7 @@ class Instances:
             secrets=plan.secrets,
             wanted=plan.wanted,
         )
+        admission.check_written(count, size_of(first))
         return [msgspec.structs.replace(first, id=new_id(env.name)) for _ in range(count)]
 
     async def _settled(self, entry: Entry, deadline: float) -> None:
@@ -221,13 +222,13 @@ class Instances:
         env: str = "*",
         owner: str | None = None,
         labels: Sequence[str] = (),
-        status: str | None = None,
+        status: Sequence[str] = (),
         limit: int,
         offset: int,
         local: bool = False,
     ) -> tuple[list[Instance], int]:
         """A page of the caller's instances, or, for an admin, of everybody's, newest first; and how many there are."""
-        tags: dict[str, str] = {}
+        tags: dict[str, str | Sequence[str]] = {}
         if owner:
             tags["owner"] = checked_owner(caller, owner, "instances")
         elif not caller.admin:
@@ -235,7 +236,7 @@ class Instances:
         if env != "*":
             tags["env"] = _env(env)
         if status:
-            tags["status"] = _status(status)
+            tags["status"] = [_status(one) for one in status]
         pairs = set(map(_label, labels))
         wanted = admission.labels(dict(pairs))
         if len(wanted) < len(pairs):
@@ -265,8 +266,9 @@ class Instances:
             async with asyncio.timeout(ENGINE):
                 await self._engine.update(id, ttl=seconds + MARGIN)
         except (NotFound, SandboxError, TimeoutError):
-            await self.lives.look(entry)
-            raise _gone(entry) from None
+            if id in self.lives.entries:  # another server's tells its own engine
+                await self.lives.look(entry)
+                raise _gone(entry) from None
         clock = self.lives.clock
 
         def longer(record: InstanceRecord) -> InstanceRecord | None:

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from aenv.api.admission import RESERVED, environment
+from aenv.api.admission import RESERVED, check_secrets, environment
 from aenv.api.clock import Clock
 from aenv.api.endings import PATIENCE, Endings
 from aenv.api.gateway.places import Place
@@ -26,7 +26,7 @@ from aenv.auth.callers import Caller, Scope
 from aenv.auth.keys import owner_token
 from aenv.engines.base import Engine
 from aenv.engines.specs import complete
-from aenv.errors import AEnvError, Conflict, NotFound, StartFailed
+from aenv.errors import AEnvError, Conflict, NetworkError, NotFound, StartFailed
 from aenv.models import EnvRef, Sandbox, SandboxSpec, State
 from aenv.runtime.hidden import Hidden
 from aenv.runtime.tokens import digest
@@ -48,6 +48,8 @@ _SLOW, _SLOWER = 1.0, 5.0
 _LONGER = 5.0
 """Seconds that an engine has, over those of a start, to say by itself why it failed."""
 _TRIES = 100
+_AWAY, _AGAIN = 60.0, 0.5
+"""Seconds that a store may be away when something has come to run, and between two tries to write that down."""
 
 Mutation = Callable[[InstanceRecord], InstanceRecord | None]
 """From a record to what it is to become; None leaves it as it is."""
@@ -139,6 +141,8 @@ class Lives:
         """Ends that the store did not take."""
         self.changed = asyncio.Event()
         """Set when something may be over earlier than was known."""
+        self.nearest = 0.0
+        """When whoever waits for that looks again by itself: what is over later need not wake it."""
         self.ended: Callable[[str], None] = _nobody
         """Told of each instance that is no more."""
         self._packages = packages
@@ -146,7 +150,8 @@ class Lives:
         self._key = key
         self._beginning: set[asyncio.Task[list[Entry]]] = set()
         self._rooms: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = WeakValueDictionary()
-        packages.in_use = lambda: {entry.kept.record.env.digest for entry in self.entries.values()}
+        self._prolonging: set[asyncio.Task[None]] = set()
+        packages.in_use = self._digests
 
     def token(self, id: str) -> str:
         """The owner token of an instance."""
@@ -160,6 +165,10 @@ class Lives:
         for entry in self.entries.values():
             entry.moved(seconds)
         self.changed.set()
+
+    def _digests(self) -> set[str]:
+        """Of the packages that are in use; asked from a thread."""
+        return {entry.kept.record.env.digest for entry in list(self.entries.values())}
 
     # From a record to a sandbox that runs
 
@@ -192,15 +201,19 @@ class Lives:
         entry = self.entries[kept.record.id] = Entry(kept, self.clock.now())
         caller = caller or Caller(kept.record.owner, frozenset((Scope.READ, Scope.RUN)))
         entry.starting = asyncio.create_task(self._start(entry, call_token, caller))
-        self.changed.set()
+        self._came(entry)
         return entry
 
     def adopt(self, kept: Kept) -> Entry:
         """Take in an instance that runs: of the server that was here before, or of another one of the same name."""
         entry = self.entries[kept.record.id] = Entry(kept, self.clock.now())
         entry.place = self.placed(kept.record)
-        self.changed.set()
+        self._came(entry)
         return entry
+
+    def _came(self, entry: Entry) -> None:
+        if entry.deadline(self.clock.now()) < self.nearest:
+            self.changed.set()
 
     async def _start(self, entry: Entry, call_token: str, caller: Caller) -> None:
         """Bring it up, or end it with the reason. Cancelled, it is ended by somebody else, or is gone on with when
@@ -221,6 +234,7 @@ class Lives:
             raise AEnvError("what was asked for is not written down")
         placed = await self._packages.place(env, call_token, caller)
         values = await self._secrets.values(record.owner, record.secrets) if record.secrets else {}
+        check_secrets(values)
         entry.hidden = Hidden.of(values, values)
         spec = SandboxSpec(
             env=EnvRef(env.name, env.version),
@@ -292,7 +306,17 @@ class Lives:
                 ran=True,
             )
 
-        if await self.change(entry, running):
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _AWAY
+        while True:
+            try:
+                runs = await self.change(entry, running)
+                break
+            except NetworkError:  # a store that is away for a moment is no reason to end what has just begun
+                if loop.time() >= deadline:
+                    raise
+                await asyncio.sleep(_AGAIN)
+        if runs:
             entry.place = self.placed(entry.kept.record)
         else:  # somebody ended it while it started
             self.endings.begin(entry.id)
@@ -331,7 +355,7 @@ class Lives:
                 kept = await self.records.save(entry.kept, changed)
             except Conflict:
                 found = await self.records.get(entry.id)
-                entry.refresh(found or Kept(entry.kept.record, 0))
+                self.refresh(entry, found or Kept(entry.kept.record, 0))
                 if entry.kept.record.over:
                     self._drop(entry)
                 continue
@@ -339,6 +363,23 @@ class Lives:
             entry.shift -= shift
             return True
         raise Conflict(f"{entry.id} is being changed by others all the time", hint="try again")
+
+    def refresh(self, entry: Entry, found: Kept) -> None:
+        """Take what the store has. What another server lets live longer, the engine here must, too."""
+        is_longer = found.record.expires_at > entry.kept.record.expires_at
+        entry.refresh(found)
+        if is_longer and entry.place is not None:
+            task = asyncio.create_task(self._prolong(entry))
+            self._prolonging.add(task)
+            task.add_done_callback(self._prolonging.discard)
+
+    async def _prolong(self, entry: Entry) -> None:
+        left = entry.kept.record.expires_at + entry.shift - self.clock.now()
+        try:
+            async with asyncio.timeout(ENGINE):
+                await self.engine.update(entry.id, ttl=max(left, 1.0) + MARGIN)
+        except (AEnvError, TimeoutError) as exc:
+            log.warning("the engine did not let %s live longer: %s", entry.id, exc or "it took too long")
 
     async def end(
         self,
@@ -431,6 +472,8 @@ class Lives:
                 task.cancel()
             if left:
                 await asyncio.wait(left, timeout=PATIENCE)
+        if self._prolonging:
+            await asyncio.wait(self._prolonging, timeout=grace)
         await self.endings.close(grace)
 
 

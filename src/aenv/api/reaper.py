@@ -87,6 +87,7 @@ class Reaper:
                     nearest = min(nearest, deadline)
                 elif entry.id not in self._expiring:
                     self._expiring[entry.id] = asyncio.create_task(self._end(entry))
+            lives.nearest = nearest
             pause = max(nearest - now, _SHORTEST)
             awake_at = steady() + pause
             with suppress(TimeoutError):
@@ -96,7 +97,7 @@ class Reaper:
                 self._was_away(late)
 
     def _was_away(self, seconds: float) -> None:
-        """This process was stopped, or its machine slept, and heard no client: as after a restart, leases begin anew."""
+        """This process was stopped, or its machine slept, and heard nobody: as after a restart, leases begin anew."""
         log.warning("this server did not run for %.1f s; clients have their leases anew", seconds)
         now = self._lives.clock.now()
         for entry in self._lives.entries.values():
@@ -112,6 +113,9 @@ class Reaper:
             )
         except AEnvError as exc:
             log.warning("%s is over, and did not end: %s", entry.id, exc)
+            await asyncio.sleep(_AGAIN)
+        except Exception:
+            log.exception("%s is over, and did not end", entry.id)
             await asyncio.sleep(_AGAIN)
         finally:
             del self._expiring[entry.id]
@@ -194,7 +198,7 @@ class Reaper:
     async def _read(self, silent: set[str], first: bool) -> None:
         """Go through all records."""
         lives = self._lives
-        before = dict(lives.entries)
+        before, ended = dict(lives.entries), []
         async for kept in lives.records.scan():
             record, now = kept.record, lives.clock.now()
             before.pop(record.id, None)
@@ -202,15 +206,15 @@ class Reaper:
                 if now - record.updated_at > KEPT_FOR:
                     with suppress(Conflict):
                         await lives.records.remove(kept)
-                elif entry := lives.entries.get(record.id):  # ended by another server
-                    entry.refresh(kept)
-                    await lives.end(entry, record.status, record.reason)
+                elif entry := lives.entries.get(record.id):
+                    ended.append((entry, kept))
             elif record.server == lives.name:
                 await self._mine(kept, first, now)
             elif record.server not in self._others:
                 self._others[record.server] = (0, steady())  # it was never heard of, as far as is known
             elif record.server in silent and record.deadline + SWEEP < now:
                 await self._inherited(kept, now)
+        await _each(self._ended(entry, kept) for entry, kept in ended)
         for entry in before.values():
             if entry.id in lives.entries and (entry.starting is None or entry.starting.done()):
                 await self._forgotten(entry)
@@ -220,7 +224,7 @@ class Reaper:
         lives, id = self._lives, kept.record.id
         if entry := lives.entries.get(id):
             if kept.revision > entry.kept.revision:
-                entry.refresh(kept)
+                lives.refresh(entry, kept)
                 lives.changed.set()
             return
         found = kept if first else await lives.records.get(id)  # it may have ended since it was read
@@ -231,6 +235,11 @@ class Reaper:
         elif first or now - found.record.updated_at > 2 * SWEEP:
             log.info("going on to make %s", id)
             lives.resume(found)
+
+    async def _ended(self, entry: Entry, kept: Kept) -> None:
+        """One of this server's that another one ended."""
+        entry.refresh(kept)
+        await self._lives.end(entry, kept.record.status, kept.record.reason)
 
     async def _inherited(self, kept: Kept, now: float) -> None:
         """End what a server that is gone did not."""

@@ -6,7 +6,7 @@ value of a secret. Every change says which revision it replaces, so several serv
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -83,6 +83,11 @@ def slim(env: Env) -> Env:
     return msgspec.structs.replace(env, readme="", tools=[], functions=[], rewards=[], history=[])
 
 
+def size_of(record: InstanceRecord) -> int:
+    """Bytes of a record, as it is kept."""
+    return len(_encode(record))
+
+
 def put(record: InstanceRecord, expect: int) -> Put:
     """The change that writes a record."""
     tags = {
@@ -119,7 +124,7 @@ class Records:
         return None if found is None else _kept(found)
 
     async def find(
-        self, tags: Mapping[str, str], labels: Mapping[str, str], *, limit: int, offset: int
+        self, tags: Mapping[str, str | Sequence[str]], labels: Mapping[str, str], *, limit: int, offset: int
     ) -> tuple[list[InstanceRecord], int]:
         """A page of the records that bear these tags and labels, the newest first, and how many there are."""
         wanted = {**tags, **{_label(name): value for name, value in labels.items()}}

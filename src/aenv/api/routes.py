@@ -57,7 +57,9 @@ class Handlers:
         self,
         call: Call,
         owner: Annotated[str, Query(about="whose they are; an admin sees everybody's")] = "",
-        status: Annotated[str, Query(about="Pending, Creating, Running, Failed or Terminated")] = "",
+        status: Annotated[
+            list[str] | None, Query(about="Running, Failed, ...; any of these")
+        ] = None,
         label: Annotated[list[str] | None, Query(about="name=value; all of these")] = None,
         limit: int = PAGE,
         offset: int = 0,
@@ -70,7 +72,9 @@ class Handlers:
         call: Call,
         name: str,
         owner: Annotated[str, Query(about="whose they are; an admin sees everybody's")] = "",
-        status: Annotated[str, Query(about="Pending, Creating, Running, Failed or Terminated")] = "",
+        status: Annotated[
+            list[str] | None, Query(about="Running, Failed, ...; any of these")
+        ] = None,
         label: Annotated[list[str] | None, Query(about="name=value; all of these")] = None,
         limit: int = PAGE,
         offset: int = 0,
@@ -81,7 +85,7 @@ class Handlers:
             env=name,
             owner=owner or None,
             labels=label or (),
-            status=status or None,
+            status=status or (),
             limit=limit,
             offset=offset,
             local=call.peer_is_local,

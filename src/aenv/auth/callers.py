@@ -11,7 +11,7 @@ from aenv.errors import Forbidden, Invalid, did_you_mean
 
 
 class Scope(StrEnum):
-    """What a token opens. ``admin`` includes the others, and everybody's things."""
+    """What a token opens. Each includes ``read``; ``admin`` includes all, and everybody's things."""
 
     READ = "read"
     """Look: environments, one's own instances."""
@@ -42,7 +42,7 @@ class Caller(Struct, frozen=True):
         return Scope.ADMIN in self.scopes
 
     def has(self, scope: Scope) -> bool:
-        return scope in self.scopes or self.admin
+        return scope in self.scopes or self.admin or (scope is Scope.READ and bool(self.scopes))
 
     def require(self, scope: Scope) -> None:
         if not self.has(scope):

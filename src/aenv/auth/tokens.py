@@ -185,7 +185,7 @@ class Tokens:
             shown = repr(id) if known else "of that id"
             raise NotFound(f"there is no token {shown}", hint="see 'aenv token list' for the ids of yours")
         for kept in mine:
-            if not caller.admin and not caller.scopes.issuperset(kept.scopes):
+            if not all(caller.has(scope) for scope in Scope if scope in kept.scopes):
                 raise Forbidden(
                     f"token {id!r} may do more than yours, which cannot end it",
                     hint=f"use a token with the scopes {', '.join(kept.scopes)}",

@@ -130,8 +130,10 @@ def _project(work_dir: Path) -> str:
 @click.option(
     "--status",
     type=click.Choice([state.value for state in State], case_sensitive=False),
-    help="Only those in this state. Else also those that have ended lately.",
+    multiple=True,
+    help="Only those in this state. May be given several times.",
 )
+@click.option("-a", "--all", "ended", is_flag=True, help="Those that have ended lately, too.")
 @pairs_option("--label", "labels", help="Only with this label.")
 @page_options
 @system_option
@@ -140,23 +142,27 @@ def list_(
     *,
     name: str,
     owner: str | None,
-    status: str | None,
+    status: Sequence[str],
+    ended: bool,
     labels: Mapping[str, str],
     limit: int,
     offset: int,
     system_url: str | None,
     output: str,
 ) -> None:
-    """List the instances on a platform.
+    """List the instances on a platform that are alive.
 
     \b
     Example:
-      aenv instance list --name mini-terminal --label team=a --status running
+      aenv instance list --name mini-terminal --label team=a
+      aenv instance list --all
+      aenv instance list --status failed
     """
     if name != "*":
         EnvRef.parse(name)
     api = api_client(system_url)
-    asking = api.list(name, owner=owner, labels=labels, status=status, limit=limit, offset=offset)
+    wanted = status or ([] if ended else [state.value for state in State if not state.over])
+    asking = api.list(name, owner=owner, labels=labels, status=wanted, limit=limit, offset=offset)
     found = talk(asking, "the list of instances")
     items = [_public(one) for one in found[0]]
     show_page(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from aenv.client.control import Service, segment
@@ -74,14 +74,14 @@ class ApiClient(Service):
         owner: str | None = None,
         labels: Mapping[str, str] | None = None,
         *,
-        status: str | None = None,
+        status: Sequence[str] = (),
         limit: int = PAGE,
         offset: int = 0,
     ) -> tuple[Instances, int]:
         """A page of instances, and how many there are."""
         query = {
             "owner": owner,
-            "status": status,
+            "status": list(status),
             "label": [f"{name}={value}" for name, value in (labels or {}).items()],
             "limit": limit,
             "offset": offset,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from itertools import pairwise
 from typing import Any, Self
@@ -20,6 +21,9 @@ LEAST = 4
 """Characters of a value that is hidden. What is shorter is found everywhere, and would be told by what is missing."""
 _PART = 16
 """Characters of a line that is hidden by itself, where a value has several."""
+_PIECE = 64
+"""Characters of a value that are looked for at once. However long secrets are, a text that comes close to one at every
+place is looked through in a time that its length decides: whoever made both must not keep everybody waiting."""
 _OURS = frozenset(("code", "content", "is_error", "returncode", "score", "status", "stderr", "stdout", "text", "type"))
 """Keys that mean something to clients, in what an author's function answers."""
 _STATES = tuple(("status", word) for word in ("healthy", "success", "ok", "unhealthy"))
@@ -42,10 +46,12 @@ class Hidden:
     def __init__(self, values: Iterable[str]) -> None:
         forms = {form for value in values for form in _forms(value)}
         self.any = bool(forms)
-        longest_first = sorted(forms, key=lambda form: (-len(form), form))
-        self._text = re.compile("|".join(map(re.escape, longest_first)))
-        self.forms = [form.encode(errors="backslashreplace") for form in longest_first]
-        self.bytes = re.compile(b"|".join(map(re.escape, self.forms)))
+        self._text = re.compile(_either(piece for form in forms for piece in _pieces(form)))
+        encoded = (form.encode(errors="backslashreplace").decode("latin-1") for form in forms)
+        pieces = {piece for form in encoded for piece in _pieces(form)}
+        self.forms = sorted(piece.encode("latin-1") for piece in pieces)
+        """What is looked for in bytes."""
+        self.bytes = re.compile(_either(pieces).encode("latin-1"))
 
     @classmethod
     def of(cls, names: Iterable[str], variables: Mapping[str, str]) -> Self | None:
@@ -143,6 +149,40 @@ def _forms(value: str) -> Iterable[str]:
         yield from (line.strip() for line in lines if len(line.strip()) >= _PART)
 
 
+def _pieces(form: str) -> Iterable[str]:
+    """A text in pieces of about the same length, none of them long."""
+    size = -(-len(form) // -(-len(form) // _PIECE))
+    return (form[start : start + size] for start in range(0, len(form), size))
+
+
+def _either(texts: Iterable[str]) -> str:
+    """An expression for any of these, the longest at a place, and as many as follow each other.
+
+    Where several begin alike, what they share is written once: at each place of a text one way is tried, and not each
+    of them.
+    """
+    tree: dict[str, Any] = {}
+    for text in texts:
+        node = tree
+        for letter in text:
+            node = node.setdefault(letter, {})
+        node[""] = {}
+    return f"(?:{_branches(tree)})+" if tree else "(?!)"
+
+
+def _branches(tree: dict[str, Any]) -> str:
+    return "|".join(_branch(letter, node) for letter, node in tree.items() if letter)
+
+
+def _branch(text: str, node: dict[str, Any]) -> str:
+    while len(node) == 1 and "" not in node:
+        [(letter, node)] = node.items()
+        text += letter
+    if len(node) == 1:
+        return re.escape(text)
+    return f"{re.escape(text)}(?:{_branches(node)}){'?' if '' in node else ''}"
+
+
 class Printing:
     """Hides secrets in what is printed, which comes in pieces."""
 
@@ -175,9 +215,11 @@ class Printing:
 
     def _hold(self, data: bytes, start: int) -> int:
         """Where the first secret begins that is not complete."""
+        forms = self._hidden.forms
         for found in self._first.finditer(data, max(start, len(data) - self._longest + 1)):
             end = data[found.start() :]
-            if any(form.startswith(end) and form != end for form in self._hidden.forms):
+            place = bisect_right(forms, end)  # whatever goes on from it comes next
+            if place < len(forms) and forms[place].startswith(end):
                 return found.start()
         return len(data)
 

@@ -27,8 +27,20 @@ class Relay:
             if not side.transport.is_closing() and not side.transport.is_reading():
                 side.transport.resume_reading()
 
-    def begin(self, one: bytes = b"", other: bytes = b"", *, other_ended: bool = False) -> None:
-        """Pass on what each side had received before the two were joined."""
+    def begin(
+        self,
+        one: bytes = b"",
+        other: bytes = b"",
+        *,
+        one_full: bool = False,
+        other_full: bool = False,
+        other_ended: bool = False,
+    ) -> None:
+        """Pass on what each side had received before the two were joined. One that is full already, so that its
+        transport has said so, and will say when it is not, makes the other wait."""
+        for side, is_full in zip(self._sides, (one_full, other_full), strict=True):
+            if is_full:
+                side.pause_writing()
         for side, data in zip(self._sides, (one, other), strict=True):
             if data:
                 side.data_received(data)

@@ -104,6 +104,16 @@ async def test_a_line_without_end_is_refused(begin: str) -> None:
         assert (await one.reply()).status == (431 if begin else 400)
 
 
+async def test_a_head_that_names_much_takes_no_longer() -> None:
+    """Each of these names many headers to be left out; together they took a minute, for everybody."""
+    named = ",".join(f"{number:x}" for number in range(5000))
+    many = f"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: {named}\r\n" + "b:\r\n" * 7000 + "\r\n"
+    async with serving(Known()) as gateway, client(gateway) as one:
+        for _ in range(20):
+            one.send(many)
+            assert (await one.reply()).status == 200
+
+
 async def test_trailers_without_end_are_refused() -> None:
     async with upstream(_never) as url, serving(Known(place(url))) as gateway, client(gateway) as one:
         one.send(f"POST {ONE}/x HTTP/1.1\r\nHost: localhost\r\n{OWNER}Transfer-Encoding: chunked\r\n\r\n0\r\n")

@@ -303,6 +303,14 @@ async def test_strict_isolation_does_not_join_what_has_less(home):
         await engine.end()
 
 
+async def test_what_has_less_isolation_and_nothing_to_do_makes_room(home, jailed):
+    async with ProcessEngine(isolation="none", state="shared") as engine:
+        await engine.find()
+    async with ProcessEngine(isolation="strict", state="shared") as engine:
+        assert (await engine.isolated())["isolation"] == "strict"
+        await engine.end()
+
+
 async def test_a_spawner_that_does_not_answer_is_told_with_its_place(home, isolation, family, monkeypatch):
     monkeypatch.setattr("aenv.engines.process.engine._JOIN", 0.5)
     async with ProcessEngine(isolation=isolation, state="shared") as engine:

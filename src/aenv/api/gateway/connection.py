@@ -278,7 +278,7 @@ class Connection(asyncio.Protocol):
     def join(self, upstream: Upstream, rest: bytes, exchange: Exchange) -> None:
         """Client and sandbox go on with a protocol of their own."""
         self._relay = Relay(self.transport, upstream.transport, active=exchange.touch)
-        self._relay.begin(exchange.early, rest)
+        self._relay.begin(exchange.early, rest, one_full=self.stalled, other_full=upstream.full)
         self._relay.ended.add_done_callback(lambda _: self._parted(upstream))
 
     def _parted(self, upstream: Upstream) -> None:

@@ -69,13 +69,14 @@ class Head:
         self.query = mark + query
 
     def _sort(self, headers: Headers) -> bytes:
-        found, kept = self.headers, []
+        found = self.headers
+        kept: Headers = []
         self.repeatable = self.method in (b"GET", b"HEAD")
         """Whether asking twice does no harm: it only looks, or has an id by which the sandbox knows it again."""
         for name, value in headers:
             lower = name.lower()
             if lower not in _READ:
-                kept.append(b"%b: %b\r\n" % (name, value))
+                kept.append((lower, b"%b: %b\r\n" % (name, value)))
                 if lower == b"aenv-call-id":
                     self.repeatable = True
             elif lower not in found:
@@ -84,10 +85,8 @@ class Head:
                 raise BadRequest(f"the request has more than one {name.decode('latin-1')}")
             else:
                 found[lower] += b"," + value
-        for named in _tokens(found.get(b"connection", b"")) - {b"close", b"keep-alive", b"upgrade"}:
-            kept = [line for line in kept if line[: len(named) + 1].lower() != named + b":"]
-        block = b"".join(kept)
-        if block.count(b"\n") != len(kept) or block.count(b"\r") != len(kept) or b"\0" in block:
+        block, is_sound = _block(kept, _tokens(found.get(b"connection", b"")))
+        if not is_sound or b"\0" in block:
             raise BadRequest("a header has a line break in it")
         return block
 
@@ -193,6 +192,13 @@ def _tokens(value: bytes) -> set[bytes]:
     return {token.strip().lower() for token in value.split(b",")} if value else set()
 
 
+def _block(lines: Headers, named: set[bytes]) -> tuple[bytes, bool]:
+    """Lines of a head, by their names, without those that are for one connection only; and whether each is one line."""
+    kept = [line for name, line in lines if name not in named] if named else [line for _, line in lines]
+    block = b"".join(kept)
+    return block, block.count(b"\n") == len(kept) == block.count(b"\r")
+
+
 class Answer:
     """The head of an answer."""
 
@@ -205,7 +211,7 @@ class Answer:
         self.chunked = False
         self.length: bytes | None = None
         self.upgrade: bytes | None = None
-        kept: list[bytes] = []
+        kept: Headers = []
         named: set[bytes] = set()
         for name, value in headers:
             lower = name.lower()
@@ -214,7 +220,7 @@ class Answer:
                     raise ValueError("more than one Content-Length")
                 self.length = value
             elif lower not in _HOP_BY_HOP:
-                kept.append(b"%b: %b\r\n" % (name, value))
+                kept.append((lower, b"%b: %b\r\n" % (name, value)))
             elif lower == b"transfer-encoding":
                 if value.lower() != b"chunked":
                     raise ValueError("a Transfer-Encoding other than chunked")
@@ -223,12 +229,10 @@ class Answer:
                 self.upgrade = value
             elif lower == b"connection":
                 named |= _tokens(value)
-        for name in named - {b"close", b"keep-alive", b"upgrade"}:
-            kept = [line for line in kept if line[: len(name) + 1].lower() != name + b":"]
         if self.chunked and self.length is not None:
             raise ValueError("both Content-Length and Transfer-Encoding")
-        self._kept = b"".join(kept)
-        if self._kept.count(b"\n") != len(kept) or self._kept.count(b"\r") != len(kept):
+        self._kept, is_sound = _block(kept, named)
+        if not is_sound:
             raise ValueError("a line break in a header")
 
     @property

@@ -260,6 +260,8 @@ class _Connection:
         try:
             found = (await made.ask("hello"))["isolation"]
             if isolation == "strict" and found != "strict":
+                if await made.ask("retire"):
+                    raise SandboxLost("it was less isolated, and nobody's")
                 raise Invalid(
                     f"sandboxes of {path.parent.name!r} are alive that are isolated as {found!r}, not strictly",
                     hint=f"delete them first, or set AENV_ISOLATION={found}",
