@@ -430,7 +430,7 @@ async def test_a_zygote_that_stops_delays_nobody_for_ever(engine, family):
     async with asyncio.timeout(lab.PATIENCE):
         await engine.delete("a")
     try:
-        sandbox = await engine.create("c", probe(startup_timeout=10.0))
+        sandbox = await engine.create("c", probe(startup_timeout=60.0))
     finally:
         zygote.kill(signal.SIGCONT)
     assert await call(sandbox, "echo", text="x") == "x"
