@@ -271,7 +271,7 @@ class _Platform:
             secrets,
             await platform_key(store),
             data_url=data_url,
-            name=options.name or _name(options.store),
+            name=options.name or _name(options.store, self._home),
             # Who runs a project here may read what is here.
             datasources=[Path(path) for path in options.datasources or (["/"] if options.project else [])],
         )
@@ -414,8 +414,9 @@ def _address(family: int) -> str:
     return socket.gethostname()
 
 
-def _name(store: str) -> str:
-    """What a server is called: a file has one server, wherever the machine is; others are told by their machines."""
+def _name(store: str, home: Path) -> str:
+    """What a server is called: a file has one server, wherever the machine is; others go by machine and home."""
     if not store or store.startswith("sqlite:"):
         return "server"
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname())[:63].strip("-.") or "server"
+    machine = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname())[:48].strip("-.") or "server"
+    return f"{machine}-{hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:8]}"

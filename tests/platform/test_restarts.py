@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aenv import http
-from tests.platform.support import Platform, ask, eventually, variant
+from tests.platform.support import Platform, ask, eventually, platform, variant
 
 pytestmark = pytest.mark.xdist_group("platform-restarts")
 
@@ -150,3 +150,13 @@ def test_a_store_that_is_away_for_a_while(ground, served: Platform, desk: str):
     assert status(served, found["id"]) == "Running"
     assert served.call(found["id"], "POST", "/tools/look", {}).json["data"] == ["x"]
     assert served.create("desk")["status"] == "Running"
+
+
+def test_a_server_beside_it_on_the_same_store_leaves_its_instances_alone(ground, served: Platform, desk: str):
+    if ground.redis is None:
+        pytest.skip("a file has one server")
+    found = served.create("desk")
+    with platform("--store", ground.redis.url) as beside:  # as it starts, it looks for what it has lost
+        assert status(served, found["id"]) == "Running"
+        assert served.call(found["id"], "POST", "/tools/look", {}).json["data"] == []
+        assert beside.ask("GET", f"/env-instance/{found['id']}").data["status"] == "Running"

@@ -57,9 +57,7 @@ class Handlers:
         self,
         call: Call,
         owner: Annotated[str, Query(about="whose they are; an admin sees everybody's")] = "",
-        status: Annotated[
-            list[str] | None, Query(about="Running, Failed, ...; any of these")
-        ] = None,
+        status: Annotated[list[str] | None, Query(about="Running, Failed, ...; any of these")] = None,
         label: Annotated[list[str] | None, Query(about="name=value; all of these")] = None,
         limit: int = PAGE,
         offset: int = 0,
@@ -72,9 +70,7 @@ class Handlers:
         call: Call,
         name: str,
         owner: Annotated[str, Query(about="whose they are; an admin sees everybody's")] = "",
-        status: Annotated[
-            list[str] | None, Query(about="Running, Failed, ...; any of these")
-        ] = None,
+        status: Annotated[list[str] | None, Query(about="Running, Failed, ...; any of these")] = None,
         label: Annotated[list[str] | None, Query(about="name=value; all of these")] = None,
         limit: int = PAGE,
         offset: int = 0,

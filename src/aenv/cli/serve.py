@@ -38,7 +38,7 @@ STDIN = 0
     multiple=True,
     help="A directory whose content instances may be given as data. Repeatable.",
 )
-@click.option("--name", help="What this server is called on its store. Else the machine's name.")
+@click.option("--name", help="What this server is called on its store. Else by machine and home.")
 @click.option(
     "--legacy-data-plane",
     is_flag=True,
