@@ -626,6 +626,15 @@ async def test_anything_killed_at_any_moment(engine, family, pen, isolation):
     await eventually("the dead to be buried", lambda: not _unburied(family.spawner.pid))
 
 
+async def test_orphans_that_fall_to_the_spawner_are_buried(engine, family):
+    """Without a namespace of its own, what a command leaves running ends as a child of the spawner."""
+    await engine.create("a", probe())
+    for _ in range(5):
+        await engine.exec("a", ["sh", "-c", "(setsid sleep 0.01 &)"])
+    await eventually("the dead to be buried", lambda: not _unburied(family.spawner.pid))
+    assert await call(await engine.get("a"), "echo", text="x") == "x"
+
+
 def _unburied(parent):
     everybody = lab.processes({int(name) for name in os.listdir("/proc") if name.isdigit()})
     return [process for process in everybody if process.parent == parent and process.zombie]

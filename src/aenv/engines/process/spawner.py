@@ -30,6 +30,8 @@ _LONGEST = 2**26
 """Bytes of one request."""
 _DESERTED = 10.0
 """Seconds after which one with a name, but without an owner and a sandbox, ends by itself."""
+_BURIAL = 1.0
+"""Seconds between two looks for the dead."""
 _FIRST_USERS, _RANGES = 1_000_000, 400_000
 """Where the users of sandboxes begin on this machine, and how many spans of them fit."""
 
@@ -96,6 +98,44 @@ class Control:
             await writer.drain()
 
 
+class Orphans:
+    """Buries what falls to this process when its own parent is gone, and dies: nobody else waits for it.
+
+    What this process started is waited for where it was started, at once. So who is dead at two looks is an orphan.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._seen: frozenset[int] = frozenset()
+        self._looking = False
+
+    def somebody_died(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self._loop.call_later(_BURIAL, self._look)
+
+    def _look(self) -> None:
+        self._looking = False
+        dead = _dead_children()
+        for pid in dead & self._seen:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        self._seen = dead - self._seen
+        if self._seen:
+            self.somebody_died()
+
+
+def _dead_children() -> frozenset[int]:
+    found = set()
+    for listed in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # a thread that has ended
+            for pid in listed.read_text().split():
+                status = Path("/proc", pid, "stat").read_text()
+                if status.rpartition(")")[2].split()[0] == "Z":
+                    found.add(int(pid))
+    return frozenset(found)
+
+
 _VERBS: dict[str, Callable[..., Awaitable[Any]]] = {
     "hello": Sandboxes.hello,
     "create": Sandboxes.create,
@@ -137,6 +177,7 @@ async def _run(owner: socket.socket, isolation: str, name: str) -> None:
     control = Control(sandboxes)
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, control.stop.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, Orphans().somebody_died)
     ends: list[asyncio.Task[Any]] = [asyncio.create_task(control.stop.wait())]
     serving = asyncio.create_task(control.serve(reader, writer))
     if name:
