@@ -92,11 +92,19 @@ from contextlib import asynccontextmanager
 from aenv import SyncEnvironment
 from aenv.models import Sandbox
 
+hand_over = asyncio.run_coroutine_threadsafe
+
+def slowly(work, loop):
+    future = hand_over(work, loop)
+    asyncio.run_coroutine_threadsafe = hand_over
+    time.sleep(60)
+    return future
+
 @asynccontextmanager
 async def provision(spec):
     try:
-        print("opened", flush=True)
-        if sys.argv[1] == "opened":
+        print("opened" if sys.argv[1] == "ready" else sys.argv[1], flush=True)
+        if sys.argv[1] != "ready":
             await asyncio.sleep(60)
         yield Sandbox(url="http://127.0.0.1:9", boot="b")
     finally:
@@ -109,12 +117,14 @@ class Late(SyncEnvironment):
         print("ready", flush=True)
         time.sleep(60)
 
+if sys.argv[1] == "handed over":
+    asyncio.run_coroutine_threadsafe = slowly
 with Late("lab", provision=provision) as env:
     pass
 """
 
 
-@pytest.mark.parametrize("moment", ["opened", "ready"])
+@pytest.mark.parametrize("moment", ["handed over", "opened", "ready"])
 def test_ctrl_c_during_the_start_gives_the_sandbox_back(moment: str) -> None:
     command = [sys.executable, "-c", INTERRUPTED, moment]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -37,27 +37,31 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def _wait(work: Coroutine[Any, Any, R]) -> R:
-    tasks: list[asyncio.Task[Any] | None] = []
+    tasks: list[asyncio.Task[Any]] = []
 
     async def noted() -> R:
-        tasks.append(asyncio.current_task())
+        if task := asyncio.current_task():
+            tasks.append(task)
         return await work
 
     loop = _loop()
-    future = asyncio.run_coroutine_threadsafe(noted(), loop)
     try:
-        return future.result()
+        return asyncio.run_coroutine_threadsafe(noted(), loop).result()
     except BaseException:
-        if not future.done():  # Ctrl-C in the caller ends the call, too, and the program may end right after it
-            future.cancel()
+        # Ctrl-C in the caller ends the call, too, also when it came before there was a future to wait for. The
+        # program may end right after it.
+        if not (tasks and tasks[0].done()):
             with suppress(TimeoutError):
-                asyncio.run_coroutine_threadsafe(_ended(tasks), loop).result(ENDING)
+                asyncio.run_coroutine_threadsafe(_end(tasks), loop).result(ENDING)
         raise
 
 
-async def _ended(tasks: list[asyncio.Task[Any] | None]) -> None:
-    if running := [task for task in tasks if task is not None]:
-        await asyncio.wait(running)
+async def _end(tasks: list[asyncio.Task[Any]]) -> None:
+    """Break off what was begun; what was handed to the loop before this has been noted by now."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
 
 
 def _blocking(
