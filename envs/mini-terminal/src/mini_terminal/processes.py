@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from typing import NamedTuple
 
 MARK = "MINI_TERMINAL"
 """The variable by which a process is known as ours when neither its parent nor its session tells."""
-PATIENCE = 2.0
+PATIENCE = 5.0
 """Seconds for which what does not die is sent another signal."""
 _ZOMBIE = "ZXx"
 
@@ -121,6 +121,7 @@ def _victims(shell: int | None, mark: str, since: int, keep: Set[int]) -> list[i
 def end(shell: int | None, mark: str, *, since: int = 0, keep: Set[int] = frozenset()) -> bool:
     """End a shell and what it started, or only what it started ``since`` then, but for ``keep``; True when all is gone.
 
+    All are stopped before the first is killed: the place of one that is gone could be taken by one that still forks.
     ``shell`` must not have been waited for: until then its number is nobody else's.
     """
     if shell is not None and not table():  # processes cannot be listed here
@@ -129,19 +130,23 @@ def end(shell: int | None, mark: str, *, since: int = 0, keep: Set[int] = frozen
         return False
     deadline = time.monotonic() + PATIENCE
     pause = 0.001
-    ended: set[int] = set()
+    stopped: set[int] = set()
     while (victims := _victims(shell, mark, since, keep)) and time.monotonic() < deadline:
-        for pid in victims:
-            _kill(pid)
-        ended.update(victims)
+        if not stopped.issuperset(victims):
+            _signal(victims, signal.SIGSTOP)
+            stopped.update(victims)
+            continue
+        _signal(reversed(victims), signal.SIGKILL)  # children first: the system wakes what a dead leader leaves stopped
         time.sleep(pause)
         pause = min(pause * 2, 0.05)
-    for pid in ended - {shell}:
+    _signal(reversed(victims), signal.SIGKILL)
+    for pid in stopped - {shell}:
         with suppress(ChildProcessError):  # most are not our children; orphans are, where we are the first process
             os.waitpid(pid, os.WNOHANG)
     return not victims
 
 
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
