@@ -119,6 +119,7 @@ async def update_extends(bench: Bench) -> None:
     before = (await bench.engine.get(box.id)).expires_at or 0
     after = (await bench.engine.update(box.id, ttl=3600)).expires_at or 0
     require(after > before + 3000, f"expires_at was {before:.0f} and became {after:.0f}")
+    bench.waiting = f"its first end, after {ttl:g} s, to pass"
     await asyncio.sleep(ttl + 1)
     require((await bench.engine.get(box.id)).state is State.RUNNING, "it ended all the same")
     require(await box.answers(), "it does not answer")
