@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from aenv.store import Put, open_store
+from aenv.store import Add, Put, open_store
 from aenv.store.base import Store
 from benchmarks.measure import Effort, Line, interleave, line
 
@@ -18,7 +18,7 @@ RECORDS = 10_000
 PAGE = 100
 WRITES = 200
 """Writes of each round, one after the other, each durable before the next."""
-MOST_WRITE, MOST_PAGE = 3.0, 5.0
+MOST_WRITE, MOST_PAGE, MOST_ADD = 3.0, 5.0, 1.5
 _VALUE = b'{"status": "Running", "env": "word-game@1.0.0", "labels": {"experiment": "first"}, "filler": "%b"}' % (
     b"x" * 400
 )
@@ -33,6 +33,9 @@ def stores(effort: Effort) -> list[Line]:
             changed, bare_changed = interleave(
                 effort.rounds(11), lambda: runner.run(_changes(store)), _timed(lambda: _bare_changes(bare))
             )
+            added, put = interleave(
+                effort.rounds(11), lambda: runner.run(_adds(store)), lambda: runner.run(_changes(store))
+            )
             last, first = interleave(
                 effort.rounds(11),
                 lambda: runner.run(_page(store, "many", RECORDS - PAGE)),
@@ -40,6 +43,7 @@ def stores(effort: Effort) -> list[Line]:
             )
     return [
         line("record changed in SQLite", "µs", changed, "sqlite3", bare_changed, limit=MOST_WRITE, scale=1e6 / WRITES),
+        line("number added in SQLite", "µs", added, "record changed", put, limit=MOST_ADD, scale=1e6 / WRITES),
         line("last page of 10,000 records", "ms", last, "first of 100", first, limit=MOST_PAGE, scale=1e3),
     ]
 
@@ -82,6 +86,13 @@ async def _changes(store: Store) -> float:
     begin = time.perf_counter()
     for number in range(WRITES):
         await store.change(Put("changed", f"key-{number}", _VALUE))
+    return time.perf_counter() - begin
+
+
+async def _adds(store: Store) -> float:
+    begin = time.perf_counter()
+    for number in range(WRITES):
+        await store.change(Add("added", f"key-{number}", {"instances": 1, "cpu": 500, "memory": 2**30}))
     return time.perf_counter() - begin
 
 

@@ -19,7 +19,7 @@ pytest.importorskip("redis", reason="the redis package is not installed")
 from redis.asyncio import Redis
 
 from aenv.errors import AEnvError, Conflict, InvalidConfig, NetworkError, Unsupported
-from aenv.store import Delete, Put, Store, open_store
+from aenv.store import Add, Delete, Put, Store, open_store
 from aenv.store import redis as module
 from tests.store.servers import Server, free_port, redis_server
 
@@ -126,6 +126,22 @@ async def test_a_change_is_made_once_wherever_its_connection_is_cut(server: Serv
                 break
             after += step
         assert after > 3 * step
+
+
+@pytest.mark.parametrize(("direction", "step"), [("asked", 29), ("answered", 1)])
+async def test_what_is_added_is_added_once_wherever_its_connection_is_cut(
+    server: Server, direction: str, step: int
+) -> None:
+    proxy = Proxy(server.port)
+    async with proxy.running() as url, await open_store(url) as store:
+        added, was_cut = 0, True
+        while was_cut:
+            proxy.cut(direction, added * step)
+            await store.change(Add("n", "a", {"i": 1}, most={"i": added + 1}))
+            was_cut = proxy.leave()
+            added += 1
+            assert await store.counts("n") == {"a": {"i": float(added)}}, f"cut {direction}"
+        assert added > 3
 
 
 async def test_a_conflict_whose_answer_was_lost_is_still_one(server: Server) -> None:
@@ -348,11 +364,11 @@ async def test_databases_are_apart(server: Server) -> None:
 async def test_keys_lie_below_one_prefix_and_none_are_left(server: Server) -> None:
     async with await open_store(server.url) as store, raw(server) as client:
         puts = [Put("k", f"{number}", b"1", tags={"t": ["1", "2"], "u": ["1"]}, search="x") for number in range(9)]
-        await store.change(*puts, Put("k", "expires", b"1", expires_at=1.0))
+        await store.change(*puts, Put("k", "expires", b"1", expires_at=1.0), Add("n", "a", {"i": 1}))
         for containing in ("", "x"):
             assert (await store.find("k", {"t": ["1", "2"], "u": ["1", "2"]}, containing=containing)).total == 9
         assert not [key for key in await client.keys() if not key.startswith(b"aenv:{store}:") or b"found" in key]
-        await store.change(*(Delete(put.kind, put.key) for put in puts))
+        await store.change(*(Delete(put.kind, put.key) for put in puts), Add("n", "a", {"i": -1}))
         left = [key.removeprefix(b"aenv:{store}:") for key in await client.keys()]
         assert sorted(key for key in left if not key.startswith(b"done\0")) == [b"revision", b"schema"]
         assert all([await client.ttl(b"aenv:{store}:" + key) > 0 for key in left if key.startswith(b"done\0")])
@@ -372,6 +388,26 @@ async def test_a_node_of_a_cluster_holds_all_of_it(tmp_path: Path) -> None:
             )
             assert (await store.find("{k}", {"t": ["{1}", "x"], "u": "2"}, containing="")).total == 9
             assert await store.kinds() == ["{k}"]
+
+
+async def test_a_caller_that_is_cancelled_is_cancelled(server: Server) -> None:
+    """Whatever the client is doing at that moment, which it may not tell."""
+    async with await open_store(server.url) as store:
+        for number in range(240):
+            asking = asyncio.create_task(store.get("k", "a"))
+            for _ in range(number % 12):
+                await asyncio.sleep(0)
+            was_done = asking.done()
+            asking.cancel()
+            await asyncio.wait((asking,))
+            assert was_done or asking.cancelled()
+
+
+async def test_what_an_older_server_deleted_was_not_changed(server: Server) -> None:
+    async with await open_store(server.url) as store, raw(server) as client:
+        await store.change(Put("k", "a", b"1"), Put("k", "b", b"1"))
+        await client.execute_command("HDEL", b"aenv:{store}:revisions\0k", "a")
+        assert [record.key for record in await store.since("k", 0)] == ["b"]
 
 
 async def test_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -420,6 +420,20 @@ async def test_a_scan_may_be_left(store: Store) -> None:
     await store.change(Delete("k", "0001"))
 
 
+async def test_what_was_changed_since_is_told_in_the_order_of_change(store: Store) -> None:
+    await fill(store, 5)
+    [first] = await store.change(Put("k", "0002", b"again"))
+    await store.change(Put("other", "a", b"1"), Delete("k", "0004"), Put("k", "0000", b"again"))
+    [last] = await store.change(Put("k", "new", b"1", expires_at=time.time() + 3600))
+    found = await store.since("k", 0)
+    assert [record.key for record in found] == ["0001", "0003", "0002", "0000", "new"]
+    assert [record.revision for record in found] == sorted(record.revision for record in found)
+    assert found[2] == await store.get("k", "0002")
+    assert [record.key for record in await store.since("k", first)] == ["0000", "new"]
+    assert [record.key for record in await store.since("k", 0, 2)] == ["0001", "0003"]
+    assert await store.since("k", last) == await store.since("nothing", 0) == []
+
+
 async def test_the_kinds_of_which_there_are_records(store: Store) -> None:
     assert await store.kinds() == []
     await store.change(Put("b", "x", b"1"), Put("a", "x", b"1"), Put("a", "y", b"1"), Put("é", "x", b"1"))

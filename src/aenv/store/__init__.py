@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 
 from aenv.errors import Invalid, did_you_mean
-from aenv.store.base import Change, Delete, Page, Put, Record, Store
+from aenv.store.base import Add, Change, Delete, Full, Page, Put, Record, Store
 
-__all__ = ["Change", "Delete", "Page", "Put", "Record", "Store", "open_store"]
+__all__ = ["Add", "Change", "Delete", "Full", "Page", "Put", "Record", "Store", "open_store"]
 
 _STORES = {
     "sqlite": "aenv.store.sqlite",

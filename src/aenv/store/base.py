@@ -16,6 +16,7 @@ from typing import Self
 import msgspec
 
 from aenv.cleanup import finish
+from aenv.errors import Conflict
 
 LARGEST = 1024 * 1024
 """Bytes of one record: its value, and its text to search."""
@@ -23,8 +24,18 @@ LONGEST = 512
 """Characters of a kind, a key, a tag's name or value, and a text to find. The first two, and a name, are not empty."""
 MOST_TAGS = 256
 """Values of tags that a record bears, or that are looked for at once."""
+MOST_NUMBERS = 32
+"""Numbers that are added to at once under one key."""
 PAGE = 100
 LARGEST_PAGE = 1000
+
+
+class Full(Conflict):
+    """A number may not grow so far. Of several, the first that was found."""
+
+    def __init__(self, kind: str, key: str, name: str) -> None:
+        super().__init__(f"{name} of {kind} {key} may not grow so far")
+        self.kind, self.key, self.name = kind, key, name
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -66,7 +77,22 @@ class Delete(msgspec.Struct, frozen=True):
     expect: int | None = None
 
 
-Change = Put | Delete
+class Add(msgspec.Struct, frozen=True):
+    """Add to numbers that are kept under a kind and a key; one that is not there is 0. They are no record: ``get``,
+    ``find`` and ``scan`` do not see them, ``counts`` does."""
+
+    kind: str
+    key: str
+    amounts: Mapping[str, float]
+    """By the name of the number; what is added may be negative."""
+    floors: Mapping[str, float] = {}
+    """A number that is below this is raised to it before anything is added."""
+    most: Mapping[str, float] = {}
+    """A number that grows, and would be over this after it, is ``Full``, and nothing is changed. What does not grow may
+    be over it."""
+
+
+Change = Put | Delete | Add
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -81,6 +107,9 @@ class Store(ABC):
 
     A store that cannot be reached raises ``NetworkError``; what is no record, page or tag is ``Invalid``.
     """
+
+    shared = False
+    """Whether several processes may use it at the same time."""
 
     @abstractmethod
     async def get(self, kind: str, key: str) -> Record | None: ...
@@ -99,14 +128,25 @@ class Store(ABC):
 
     @abstractmethod
     async def change(self, *changes: Change) -> list[int]:
-        """Make all of these changes, or none: ``Conflict`` when one expects another revision than there is.
+        """Make all of these changes, or none: ``Conflict`` when one expects another revision than there is, ``Full``
+        when something is added to a number that may not grow so far.
 
-        The revisions that they led to, 0 for what was deleted. No record may occur twice.
+        The revisions that they led to, 0 for what was deleted or added to. No record may occur twice; numbers may.
         """
 
     @abstractmethod
     def scan(self, kind: str) -> AsyncIterator[Record]:
         """Every record of a kind, by key. What changes meanwhile may be seen before or after its change."""
+
+    @abstractmethod
+    async def counts(self, kind: str) -> dict[str, dict[str, float]]:
+        """The numbers of a kind, by key and name, without those that are 0."""
+
+    async def since(self, kind: str, revision: int, limit: int = PAGE) -> list[Record]:
+        """Records of a kind that were made or changed after that revision, in the order in which they were last
+        changed. What was deleted is not among them. Revisions are given one after another in all of a store, so whoever
+        goes on from the last one that it got misses nothing."""
+        raise NotImplementedError
 
     @abstractmethod
     async def kinds(self) -> list[str]:

@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 from aenv.errors import Conflict, Invalid, TooLarge
-from aenv.store.base import LARGEST, LARGEST_PAGE, LONGEST, MOST_TAGS, Change, Put
+from aenv.store.base import LARGEST, LARGEST_PAGE, LONGEST, MOST_NUMBERS, MOST_TAGS, Add, Change, Delete, Full, Put
 
 Wanted = list[tuple[str, tuple[str, ...]]]
 """Tags to find: each name with the values of which a record bears one."""
 
 _FARTHEST = 2**53
+_HUGE = 1e100
+"""More than is ever added, and so little that no sum leaves what a number can be."""
 
 
 def name(kind: str, key: str) -> None:
@@ -30,6 +32,9 @@ def changes(changes: Sequence[Change]) -> None:
     for change in changes:
         name(change.kind, change.key)
         where = f"{_shown(change.kind)} {_shown(change.key)}"
+        if isinstance(change, Add):
+            _numbers(change, where)
+            continue
         if (change.kind, change.key) in seen:
             raise Invalid(f"{where} occurs twice in one change")
         seen.add((change.kind, change.key))
@@ -39,7 +44,7 @@ def changes(changes: Sequence[Change]) -> None:
             _record(change, where)
 
 
-def expected(change: Change, revision: int) -> None:
+def expected(change: Put | Delete, revision: int) -> None:
     """``Conflict`` when a change expects another revision than there is; 0 is none."""
     if change.expect is None or change.expect == revision:
         return
@@ -48,6 +53,20 @@ def expected(change: Change, revision: int) -> None:
     raise Conflict(
         f"{_shown(change.kind)} {_shown(change.key)} {there}, {wanted}", hint="read it again, then change it"
     )
+
+
+def added(add: Add, numbers: Mapping[str, float]) -> dict[str, float]:
+    """The numbers after they were added to, without those that are 0; ``Full`` when one may not grow so far."""
+    found = dict(numbers)
+    for name in {**add.amounts, **add.floors}:
+        amount = float(add.amounts.get(name, 0.0))
+        before = found.pop(name, 0.0)
+        after = max(before, float(add.floors.get(name, before))) + amount
+        if amount > 0 and after > add.most.get(name, math.inf):
+            raise Full(add.kind, add.key, name)
+        if after:
+            found[name] = after
+    return found
 
 
 def query(
@@ -81,6 +100,17 @@ def _record(put: Put, where: str) -> None:
             raise Invalid(f"{where} has tags, so it cannot expire")
         if not math.isfinite(put.expires_at):
             raise Invalid(f"{where}: {put.expires_at} is no time", hint="give seconds since the epoch, or None")
+
+
+def _numbers(add: Add, where: str) -> None:
+    names = {**add.amounts, **add.floors, **add.most}
+    if len(names) > MOST_NUMBERS:
+        raise TooLarge(f"{where} has {len(names)} numbers; {MOST_NUMBERS} is the most")
+    for name in names:
+        _text(name, f"{where}: a number's name", LONGEST, empty=False)
+        for number in (add.amounts.get(name, 0), add.floors.get(name, 0), add.most.get(name, 0)):
+            if not -_HUGE <= number <= _HUGE:
+                raise Invalid(f"{where}: {_shown(name)} is given what is no number", hint="give a finite number")
 
 
 def _tags(tags: Wanted, where: str) -> None:

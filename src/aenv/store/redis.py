@@ -24,7 +24,7 @@ import msgspec
 
 from aenv.errors import AEnvError, Invalid, InvalidConfig, NetworkError, Unsupported
 from aenv.store import checks, scripts
-from aenv.store.base import PAGE, Change, Page, Put, Record, Store
+from aenv.store.base import PAGE, Add, Change, Full, Page, Put, Record, Store
 
 try:
     from redis import exceptions
@@ -52,6 +52,7 @@ _HINT = "use redis://host:port/0 or redis://user:password@host:port/0, with spec
 T = TypeVar("T")
 _Packed = tuple[bytes, dict[str, list[str]], float, str, float | None]
 _unpack = msgspec.msgpack.Decoder(_Packed).decode
+_unpack_numbers = msgspec.msgpack.Decoder(dict[str, float]).decode
 _unpack_heads = msgspec.msgpack.Decoder(tuple[list[str], list[str], list[int]]).decode
 
 
@@ -100,6 +101,8 @@ class Refused(AEnvError):
 
 class RedisStore(Store):
     """Records in a Redis."""
+
+    shared = True
 
     def __init__(self, client: Redis, shown: str) -> None:
         self._client = client
@@ -151,7 +154,12 @@ class RedisStore(Store):
         outcome, *answer = await self._run(scripts.CHANGE, number, scripts.REMEMBERED, heads, *map(_packed, changes))
         if outcome == b"conflict":
             place, there = answer
-            checks.expected(changes[place - 1], int(there))
+            refused = changes[place - 1]
+            assert not isinstance(refused, Add)
+            checks.expected(refused, int(there))
+        if outcome == b"full":
+            place, name = answer
+            raise Full(changes[place - 1].kind, changes[place - 1].key, name.decode())
         [revisions] = answer
         return [int(revision) for revision in revisions]
 
@@ -165,6 +173,15 @@ class RedisStore(Store):
             if len(records) < PAGE:
                 return
             after = records[-1].key
+
+    async def counts(self, kind: str) -> dict[str, dict[str, float]]:
+        checks.kind(kind)
+        found = iter(await self._run(scripts.COUNTS, kind))
+        return {key.decode(): _unpack_numbers(numbers) for key, numbers in sorted(zip(found, found, strict=True))}
+
+    async def since(self, kind: str, revision: int, limit: int = PAGE) -> list[Record]:
+        checks.kind(kind)
+        return _records(kind, await self._run(scripts.SINCE, kind, revision, limit))
 
     async def kinds(self) -> list[str]:
         return [kind.decode() for kind in await self._run(scripts.KINDS)]
@@ -190,10 +207,16 @@ class RedisStore(Store):
             raise NetworkError(f"the store at {self._shown} is closed")
         deadline = time.monotonic() + _PATIENCE
         pause = _PAUSE
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task is not None else 0
         while True:
             try:
-                async with asyncio.timeout(deadline - time.monotonic()), self._free:
-                    return await ask()
+                try:
+                    async with asyncio.timeout(deadline - time.monotonic()), self._free:
+                        return await ask()
+                finally:  # the client loses a cancellation that comes while it looks whether a connection is open
+                    if task is not None and task.cancelling() > cancelled:
+                        raise asyncio.CancelledError
             except exceptions.AuthenticationError as exc:
                 message = f"the store at {self._shown} does not accept the user or password"
                 raise InvalidConfig(message, hint="set them in the store's address: " + _HINT) from exc
@@ -223,6 +246,8 @@ def _address(url: str) -> Address:
 
 def _head(change: Change) -> dict[str, Any]:
     """What the script reads of a change."""
+    if isinstance(change, Add):
+        return {"kind": change.kind, "key": change.key, "adds": _adds(change)}
     head: dict[str, Any] = {
         "kind": change.kind,
         "key": change.key,
@@ -236,8 +261,20 @@ def _head(change: Change) -> dict[str, Any]:
     return head
 
 
+def _adds(add: Add) -> list[tuple[str, float, float | bool, float | bool]]:
+    """Each number's name, what is added to it, its floor and the most that it may be; False where there is none."""
+
+    def given(numbers: Mapping[str, float], name: str) -> float | bool:
+        return float(numbers[name]) if name in numbers else False
+
+    return [
+        (name, float(add.amounts.get(name, 0)), given(add.floors, name), given(add.most, name))
+        for name in {**add.amounts, **add.floors}
+    ]
+
+
 def _packed(change: Change) -> bytes:
-    """What the script keeps of a change; nothing of a deletion."""
+    """What the script keeps of a change; nothing of a deletion or of what is added."""
     if not isinstance(change, Put):
         return b""
     tags = {name: list(values) for name, values in change.tags.items()}

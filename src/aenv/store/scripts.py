@@ -7,6 +7,7 @@ name may hold. For each kind there are
     tags        key -> the tags that it bears, packed      search      key -> the text to look in
     ranks       keys by minus their order, so that ties are by key
     keys        keys in their own order                    tag         the same as ranks, for one value of one tag
+    numbers     key -> what was added up there, packed     changed     keys by their revision
 
 and besides ``kinds``, ``expiring`` (kind and key by the time of their end), ``revision`` (the last one that was given),
 ``schema`` and ``done`` (what a change was answered, for when the answer was lost). A page of records is answered in two
@@ -55,6 +56,7 @@ local function remove(kind, key)
   redis.call('HDEL', at('search', kind), key)
   redis.call('ZREM', at('ranks', kind), key)
   redis.call('ZREM', at('keys', kind), key)
+  redis.call('ZREM', at('changed', kind), key)
   redis.call('ZREM', at('expiring'), kind .. '\\0' .. key)
   if redis.call('EXISTS', at('revisions', kind)) == 0 then
     redis.call('ZREM', at('kinds'), kind)
@@ -65,6 +67,21 @@ local function sweep()
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', at('expiring'), '-inf', now())) do
     local nul = string.find(member, '\\0', 1, true)
     remove(string.sub(member, 1, nul - 1), string.sub(member, nul + 1))
+  end
+end
+
+local function added(numbers, adds)
+  for _, add in ipairs(adds) do
+    local name, amount, floor, most = unpack(add)
+    local value = numbers[name] or 0
+    if floor and value < floor then
+      value = floor
+    end
+    value = value + amount
+    if most and amount > 0 and value > most then
+      return name
+    end
+    numbers[name] = value ~= 0 and value or nil
   end
 end
 
@@ -109,17 +126,38 @@ if answer then
 end
 sweep()
 local changes = cmsgpack.unpack(ARGV[3])
+local counted = {}
 for place, change in ipairs(changes) do
-  local there = redis.call('HGET', at('revisions', change.kind), change.key) or '0'
-  if change.expect ~= '' and change.expect ~= there then
-    return {'conflict', place, there}
+  if change.adds then
+    local name = change.kind .. '\\0' .. change.key
+    if not counted[name] then
+      local packed = redis.call('HGET', at('numbers', change.kind), change.key)
+      counted[name] = packed and cmsgpack.unpack(packed) or {}
+    end
+    local full = added(counted[name], change.adds)
+    if full then
+      return {'full', place, full}
+    end
+  else
+    local there = redis.call('HGET', at('revisions', change.kind), change.key) or '0'
+    if change.expect ~= '' and change.expect ~= there then
+      return {'conflict', place, there}
+    end
   end
 end
 local revisions = {}
 for place, change in ipairs(changes) do
   local kind, key = change.kind, change.key
   local record = ARGV[place + 3]
-  if record == '' then
+  if change.adds then
+    local numbers = counted[kind .. '\\0' .. key]
+    if next(numbers) then
+      redis.call('HSET', at('numbers', kind), key, cmsgpack.pack(numbers))
+    else
+      redis.call('HDEL', at('numbers', kind), key)
+    end
+    revisions[place] = '0'
+  elseif record == '' then
     remove(kind, key)
     revisions[place] = '0'
   else
@@ -129,6 +167,7 @@ for place, change in ipairs(changes) do
     redis.call('HSET', at('revisions', kind), key, revisions[place])
     redis.call('ZADD', at('ranks', kind), change.rank, key)
     redis.call('ZADD', at('keys', kind), 0, key)
+    redis.call('ZADD', at('changed', kind), revisions[place], key)
     redis.call('ZADD', at('kinds'), 0, kind)
     if #change.tags > 0 then
       redis.call('HSET', at('tags', kind), key, cmsgpack.pack(change.tags))
@@ -213,6 +252,24 @@ SCAN = _script("""
 sweep()
 local after = ARGV[2] == '' and '-' or '(' .. ARGV[2]
 return fetched(ARGV[1], redis.call('ZRANGEBYLEX', at('keys', ARGV[1]), after, '+', 'LIMIT', 0, ARGV[3]))
+""")
+
+SINCE = _script("""
+sweep()
+local kind, keys = ARGV[1], {}
+local changed = redis.call('ZRANGEBYSCORE', at('changed', kind), '(' .. ARGV[2], '+inf', 'LIMIT', 0, ARGV[3])
+for _, key in ipairs(changed) do
+  if redis.call('HEXISTS', at('revisions', kind), key) == 1 then
+    keys[#keys + 1] = key
+  else  -- a server that does not know of this removed it
+    redis.call('ZREM', at('changed', kind), key)
+  end
+end
+return fetched(kind, keys)
+""")
+
+COUNTS = _script("""
+return redis.call('HGETALL', at('numbers', ARGV[1]))
 """)
 
 KINDS = _script("""

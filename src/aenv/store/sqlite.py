@@ -23,8 +23,9 @@ from typing import Any
 import msgspec
 
 from aenv.errors import AEnvError, Conflict, Invalid, NetworkError, StorageFull, Unsupported
-from aenv.store import checks
-from aenv.store.base import PAGE, Change, Delete, Page, Put, Record, Store
+from aenv.store import checks, queries
+from aenv.store.base import PAGE, Add, Change, Delete, Page, Put, Record, Store
+from aenv.store.queries import ALIVE, BACKWARDS, ORDER
 
 _APPLICATION = int.from_bytes(b"aenv", "big")
 """Written into the file, so that no other program's database is taken for ours."""
@@ -36,12 +37,9 @@ _SWEPT = 1000
 """Expired records removed at a time."""
 _RESERVED = 1000
 """Revisions that are reserved at a time, so that not every commit writes down the last one."""
-_SAMPLES = (100, 10_000)
-"""Records that are counted to tell which of several tags is the rarest; the second when the first does not tell."""
 _COLUMNS = "records.kind, records.key, value, revision, tags, records.rank, search, expires_at"
-_ORDER = "ORDER BY rank DESC, key"
-_BACKWARDS = "ORDER BY rank, key DESC"
-_ALIVE = "(expires_at IS NULL OR expires_at > ?)"
+
+_decode = msgspec.json.Decoder(dict[str, float]).decode
 
 _CAUSES: dict[str, tuple[type[AEnvError], str, str]] = {
     "FULL": (StorageFull, "its disk is full", "make room there; what was acknowledged is kept"),
@@ -72,7 +70,11 @@ def _first(db: sqlite3.Connection) -> None:
     db.execute("INSERT INTO counter VALUES (0)")
 
 
-MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_first]
+def _second(db: sqlite3.Connection) -> None:
+    db.execute("CREATE TABLE numbers (kind TEXT, key TEXT, value BLOB, PRIMARY KEY (kind, key)) WITHOUT ROWID")
+
+
+MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_first, _second]
 """What leads from each version of the file to the next. ``PRAGMA user_version`` is how many were done."""
 
 
@@ -106,7 +108,7 @@ class SqliteStore(Store):
     async def get(self, kind: str, key: str) -> Record | None:
         checks.name(kind, key)
         with self._reading() as db:
-            query = f"SELECT {_COLUMNS} FROM records WHERE kind = ? AND key = ? AND {_ALIVE}"  # noqa: S608
+            query = f"SELECT {_COLUMNS} FROM records WHERE kind = ? AND key = ? AND {ALIVE}"  # noqa: S608
             row = db.execute(query, (kind, key, time.time())).fetchone()
         return None if row is None else _record(row)
 
@@ -124,20 +126,20 @@ class SqliteStore(Store):
             return Page([], 0)
         with self._reading() as db:
             if len(wanted) > 1:
-                wanted = _rarest_first(db, kind, wanted)
-            matching, given = _matching(kind, wanted, containing.casefold())
-            total = _count(db, matching, given) if offset else None
-            order, count, start = _ORDER, limit, offset
+                wanted = queries.rarest_first(db, kind, wanted)
+            matching, given = queries.matching(kind, wanted, containing.casefold())
+            total = queries.count(db, matching, given) if offset else None
+            order, count, start = ORDER, limit, offset
             if total is not None and offset > total // 2:  # from the end it is not as far
                 count = max(min(limit, total - offset), 0)
-                order, start = _BACKWARDS, max(total - offset, 0) - count
+                order, start = BACKWARDS, max(total - offset, 0) - count
             query = (
                 f"SELECT {_COLUMNS} FROM ({matching} {order} LIMIT ? OFFSET ?) AS page"  # noqa: S608
                 " CROSS JOIN records ON records.id = page.record"
             )
             rows = db.execute(query, (*given, count, start)).fetchall()
             if total is None:
-                total = len(rows) if len(rows) < limit else _count(db, matching, given)
+                total = len(rows) if len(rows) < limit else queries.count(db, matching, given)
         records = sorted(map(_record, rows), key=lambda record: (-record.order, record.key))
         return Page(records, total)
 
@@ -163,7 +165,7 @@ class SqliteStore(Store):
     async def scan(self, kind: str) -> AsyncIterator[Record]:
         checks.kind(kind)
         query = (
-            f"SELECT {_COLUMNS} FROM records WHERE kind = ? AND key > ? AND {_ALIVE}"  # noqa: S608
+            f"SELECT {_COLUMNS} FROM records WHERE kind = ? AND key > ? AND {ALIVE}"  # noqa: S608
             f" ORDER BY key LIMIT {PAGE}"
         )
         after = ""
@@ -177,8 +179,23 @@ class SqliteStore(Store):
             after = rows[-1][1]
             await asyncio.sleep(0)  # a long scan keeps nobody waiting
 
+    async def since(self, kind: str, revision: int, limit: int = PAGE) -> list[Record]:
+        checks.kind(kind)
+        query = (
+            f"SELECT {_COLUMNS} FROM records WHERE kind = ? AND revision > ? AND {ALIVE}"  # noqa: S608
+            " ORDER BY revision LIMIT ?"
+        )
+        with self._reading() as db:
+            return [_record(row) for row in db.execute(query, (kind, revision, time.time(), limit))]
+
+    async def counts(self, kind: str) -> dict[str, dict[str, float]]:
+        checks.kind(kind)
+        with self._reading() as db:
+            rows = db.execute("SELECT key, value FROM numbers WHERE kind = ? ORDER BY key", (kind,)).fetchall()
+        return {key: _decode(value) for key, value in rows}
+
     async def kinds(self) -> list[str]:
-        query = f"SELECT kind FROM records WHERE kind > ? AND {_ALIVE} ORDER BY kind LIMIT 1"  # noqa: S608
+        query = f"SELECT kind FROM records WHERE kind > ? AND {ALIVE} ORDER BY kind LIMIT 1"  # noqa: S608
         found: list[str] = []
         now = time.time()
         with self._reading() as db:
@@ -261,17 +278,34 @@ class SqliteStore(Store):
     def _apply(self, changes: Sequence[Change]) -> list[int]:
         """Make these changes; ``Conflict`` before the first when one of them may not be made."""
         now = time.time()
-        found = []
+        rows: list[tuple[Any, ...] | None] = []
+        numbers: dict[tuple[str, str], dict[str, float]] = {}
         for change in changes:
+            place = (change.kind, change.key)
+            if isinstance(change, Add):
+                numbers[place] = checks.added(change, numbers[place] if place in numbers else self._numbers(*place))
+                rows.append(None)
+                continue
             query = "SELECT id, revision, rank, tags, expires_at FROM records WHERE kind = ? AND key = ?"
-            row = self._db.execute(query, (change.kind, change.key)).fetchone()
+            row = self._db.execute(query, place).fetchone()
             revision = 0 if row is None or (row[4] is not None and row[4] <= now) else row[1]
             checks.expected(change, revision)
-            found.append(row)
-        return [
-            self._put(change, row) if isinstance(change, Put) else self._delete(change, row)
-            for change, row in zip(changes, found, strict=True)
-        ]
+            rows.append(row)
+        for place, left in numbers.items():
+            if left:
+                self._db.execute("INSERT OR REPLACE INTO numbers VALUES (?, ?, ?)", (*place, msgspec.json.encode(left)))
+            else:
+                self._db.execute("DELETE FROM numbers WHERE kind = ? AND key = ?", place)
+        return [self._make(change, row) for change, row in zip(changes, rows, strict=True)]
+
+    def _make(self, change: Change, row: tuple[Any, ...] | None) -> int:
+        if isinstance(change, Put):
+            return self._put(change, row)
+        return self._delete(change, row) if isinstance(change, Delete) else 0
+
+    def _numbers(self, kind: str, key: str) -> dict[str, float]:
+        row = self._db.execute("SELECT value FROM numbers WHERE kind = ? AND key = ?", (kind, key)).fetchone()
+        return {} if row is None else _decode(row[0])
 
     def _put(self, put: Put, row: tuple[Any, ...] | None) -> int:
         self._revision += 1
@@ -394,57 +428,6 @@ def _migrate(path: Path, db: sqlite3.Connection) -> None:
         for migrate in MIGRATIONS[version:]:
             migrate(db)
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
-
-
-def _matching(kind: str, wanted: checks.Wanted, containing: str) -> tuple[str, list[Any]]:
-    """A query for the rank, key and number of what is wanted, which an index can answer in order, and its arguments.
-
-    The first tag's part of the index is gone through; the other tags are looked up for each record there.
-    """
-    if not wanted:
-        query = f"SELECT rank, key, id AS record FROM records INDEXED BY by_rank WHERE kind = ? AND {_ALIVE}"  # noqa: S608
-        given: list[Any] = [kind, time.time()]
-        if containing:
-            query += " AND instr(folded, ?) > 0"
-            given.append(containing)
-        return query, given
-    (name, values), *others = wanted
-    query, given = "SELECT t.rank AS rank, t.key AS key, t.record AS record FROM tags AS t", []
-    if containing:
-        query += " CROSS JOIN records AS r ON r.id = t.record AND instr(r.folded, ?) > 0"
-        given.append(containing)
-    query += " WHERE t.kind = ? AND t.name = ? AND t.value = ?"
-    for _, among in others:
-        query += (
-            " AND EXISTS (SELECT 1 FROM tags AS o WHERE o.kind = ? AND o.name = ?"  # noqa: S608
-            f" AND o.value IN ({', '.join('?' * len(among))}) AND o.rank = t.rank AND o.key = t.key)"
-        )
-    asked = [argument for other, among in others for argument in (kind, other, *among)]
-    given = [argument for value in values for argument in (*given, kind, name, value, *asked)]
-    return " UNION ".join([query] * len(values)), given
-
-
-def _count(db: sqlite3.Connection, matching: str, given: Sequence[Any]) -> int:
-    if "UNION" in matching:
-        matching += f" {_ORDER}"  # in order, they are merged as they are read
-    found: int = db.execute(f"SELECT count(*) FROM ({matching})", given).fetchone()[0]  # noqa: S608
-    return found
-
-
-def _rarest_first(db: sqlite3.Connection, kind: str, wanted: checks.Wanted) -> checks.Wanted:
-    """These tags, the one that the fewest records bear first, as far as counting is worth it."""
-    query = "SELECT 1 FROM tags WHERE kind = ? AND name = ? AND value = ? LIMIT ?"
-    for most in _SAMPLES:
-        counts = {
-            name: sum(
-                db.execute(f"SELECT count(*) FROM ({query})", (kind, name, value, most)).fetchone()[0]  # noqa: S608
-                for value in values
-            )
-            for name, values in wanted
-        }
-        if min(counts.values()) < most:
-            break
-    return sorted(wanted, key=lambda tag: counts[tag[0]])
 
 
 def _entries(change: Change, rank: float, tags: Mapping[str, Sequence[str]]) -> set[tuple[str, str, str, float, str]]:
