@@ -12,7 +12,7 @@ import pytest
 
 from aenv.engines import conformance
 from aenv.engines import plain as plain_module
-from aenv.engines.base import Engine
+from aenv.engines.base import Engine, Used
 from aenv.engines.conformance import projects
 from aenv.engines.failing import FailingEngine, PaperEngine, SlowEngine
 from aenv.engines.plain import PlainEngine
@@ -312,6 +312,21 @@ class DoesNotExtend(PlainEngine):
         return msgspec.structs.replace(await self.get(id), expires_at=(await self.get(id)).expires_at + ttl)
 
 
+class EndsAll(PlainEngine):
+    """Every sandbox has an end."""
+
+    async def create(self, id, spec):
+        return await super().create(id, msgspec.structs.replace(spec, lasting=False))
+
+
+class Guesses(PlainEngine):
+    """Says what it likes of what a sandbox uses."""
+
+    async def used(self, id):
+        self._box(id)
+        return Used(1.0, 2**20)
+
+
 BROKEN = [
     (Remakes, {"create-again"}, {}),
     (LastSpecWins, {"create-again-with-another-spec"}, {}),
@@ -335,6 +350,8 @@ BROKEN = [
     (DiesEarly, {"ttl"}, {}),
     (Quiet, {"logs-of-the-dead"}, {}),
     (DoesNotExtend, {"update-extends"}, {}),
+    (EndsAll, {"lasting"}, {}),
+    (Guesses, {"used"}, {}),
 ]
 """An engine, what it must fail, and how the checks are run."""
 

@@ -187,6 +187,14 @@ def test_where_a_token_may_be(authorization: str | None, path: str, query: bytes
     assert guard(token=OWNER).access(request) is access
 
 
+@pytest.mark.parametrize("path", ["/exec", "/files", "/ports/80", "/shell"])
+def test_what_is_open_to_everybody_gives_no_power_beyond_this_machine(path: str) -> None:
+    guard(loopback=True).require(asked(path=path), Access.OWNER)
+    guard(loopback=False).require(asked(path="/task/reward"), Access.OWNER)
+    with pytest.raises(Forbidden, match=path):
+        guard(loopback=False).require(asked(path=path), Access.OWNER)
+
+
 @pytest.mark.parametrize(
     ("token", "needed", "refused"),
     [

@@ -6,32 +6,14 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
+
+from tests.support import Reply
 
 META = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
     "io.modelcontextprotocol/clientCapabilities": {},
 }
-
-
-class Reply(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    @property
-    def events(self) -> list[Any]:
-        """The messages of an event stream."""
-        found = []
-        for event in self.body.replace(b"\r\n", b"\n").split(b"\n\n"):
-            data = b"".join(line[6:] for line in event.split(b"\n") if line.startswith(b"data: "))
-            if data:
-                found.append(json.loads(data))
-        return found
 
 
 def send(

@@ -11,7 +11,7 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import ClassVar, NamedTuple, Self
 
@@ -19,11 +19,24 @@ import msgspec
 
 from aenv.cleanup import finish
 from aenv.errors import AEnvError, NotFound, SandboxLost, StartFailed, Unsupported
-from aenv.models import ExecResult, Sandbox, SandboxSpec, State
+from aenv.models import ExecResult, Sandbox, SandboxSpec, State, told
 from aenv.runtime.tokens import digest, new_owner_token
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 _LONGEST_LINE = 1024 * 1024
+
+
+_MOMENT = 2.0
+"""Seconds in which an engine must say how far a start is that takes too long."""
+
+
+class Used(NamedTuple):
+    """What a sandbox has used so far, and uses now."""
+
+    cpu: float
+    """Seconds of a processor, since it began."""
+    memory: int
+    """Bytes, now."""
 
 
 class Output(NamedTuple):
@@ -32,6 +45,17 @@ class Output(NamedTuple):
     start: int
     """Position of the first byte; greater than what was asked for when older output is no longer kept."""
     data: bytes
+
+
+def _spent(sandbox: Sandbox | None) -> str:
+    where = told(sandbox.phases) if sandbox is not None else ""
+    return f"; the time went to: {where}" if where else ""
+
+
+async def _ended(task: asyncio.Task[Sandbox]) -> None:
+    await asyncio.wait((task,))
+    if not task.cancelled():
+        task.exception()  # of no more interest
 
 
 def new_id(name: str) -> str:
@@ -78,8 +102,9 @@ class Engine(ABC):
 
     # Built on the four
 
-    async def wait(self, id: str, timeout: float) -> Sandbox:
-        """The sandbox once it is RUNNING; ``StartFailed`` with its reason when it fails, or takes too long."""
+    async def wait(self, id: str, timeout: float, *, where: bool = True) -> Sandbox:
+        """The sandbox once it is RUNNING; ``StartFailed`` with its reason when it fails, or takes too long. ``where``:
+        whether the error says where the time went."""
         seen: Sandbox | None = None
         pause = 0.01
         try:
@@ -99,7 +124,8 @@ class Engine(ABC):
                 raise
             how = f"still {seen.state.lower()}" if seen else "silent"
             why = f": {seen.reason}" if seen and seen.reason else ""
-            raise StartFailed(f"{id} is {how} after {timeout:g} s{why}") from None
+            spent = _spent(seen) if where else ""
+            raise StartFailed(f"{id} is {how} after {timeout:g} s{why}{spent}") from None
 
     @asynccontextmanager
     async def provision(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
@@ -120,16 +146,26 @@ class Engine(ABC):
     async def _start(self, id: str, spec: SandboxSpec) -> Sandbox:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + spec.startup_timeout
+        creating = asyncio.create_task(self.create(id, spec))
         try:
-            async with asyncio.timeout_at(deadline) as limit:
-                sandbox = await self.create(id, spec)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise StartFailed(f"{id} did not start within {spec.startup_timeout:g} s") from None
+            await asyncio.wait((creating,), timeout=spec.startup_timeout)
+            if not creating.done():
+                raise StartFailed(f"{id} did not start within {spec.startup_timeout:g} s{await self._stands(id)}")
+            sandbox = creating.result()
+        finally:
+            if not creating.done():
+                creating.cancel()
+                await finish(_ended(creating))
         if sandbox.state is State.RUNNING:
             return sandbox
         return await self.wait(id, deadline - loop.time())
+
+    async def _stands(self, id: str) -> str:
+        """Where the time of a start that goes on went so far, in words."""
+        with suppress(AEnvError, TimeoutError):
+            async with asyncio.timeout(_MOMENT):
+                return _spent(await self.get(id))
+        return ""
 
     async def logs(self, id: str, tail: int | None = None, follow: bool = False) -> AsyncIterator[str]:
         """What the sandbox printed, by line: the last ``tail``, all that is kept by default. With ``follow``, also
@@ -175,6 +211,11 @@ class Engine(ABC):
         """Let the sandbox live ``ttl`` seconds from now."""
         raise self._cannot("change a sandbox")
 
+    async def hide(self, id: str, secrets: Mapping[str, str]) -> None:
+        """Show the values of these no more, which a warm sandbox is about to be told: neither in what it prints nor in
+        what is said of it. Whoever keeps nothing of that has nothing to do."""
+        return
+
     async def exec(self, id: str, command: Sequence[str], *, timeout: float = 60.0) -> ExecResult:
         """Run a command inside, as the sandbox's own user, in its work directory. One that takes too long is ended."""
         raise self._cannot("run a command inside a sandbox")
@@ -186,6 +227,18 @@ class Engine(ABC):
     async def download(self, id: str, path: str) -> bytes:
         """Read a file inside; ``NotFound`` when there is none."""
         raise self._cannot("read files of a sandbox")
+
+    async def used(self, id: str) -> Used:
+        """What it has used; ``NotFound`` when there is no such sandbox."""
+        raise self._cannot("tell what a sandbox uses")
+
+    async def volumes(self, owner: str) -> dict[str, int]:
+        """The owner's volumes: the name of each, and the bytes that are in use in it."""
+        raise self._cannot("keep volumes")
+
+    async def delete_volume(self, owner: str, name: str) -> None:
+        """Forget a volume with all that it holds; gone already is success. ``Conflict`` while a sandbox has it."""
+        raise self._cannot("keep volumes")
 
     async def expose(self, id: str, port: int) -> str:
         """A URL for something that listens on a port inside."""

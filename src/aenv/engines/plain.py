@@ -17,8 +17,10 @@ from pathlib import Path
 
 from aenv import config, http
 from aenv.cleanup import finish
-from aenv.engines.base import Engine, Output
-from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxLost
+from aenv.engines import usage
+from aenv.engines.base import Engine, Output, Used
+from aenv.engines.stages import Stages
+from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxLost, Unsupported
 from aenv.models import Sandbox, SandboxSpec, State
 from aenv.runtime.hidden import Hidden, Printing
 
@@ -37,14 +39,19 @@ class _Box(asyncio.Protocol):
         self.id, self.spec = id, spec
         self.state, self.reason, self.url, self.boot = State.CREATING, "", "", ""
         self.created_at = time.time()
+        self.stages = Stages()
         self.expires_at: float | None = None
         self.work = Path()
         self.life: asyncio.Task[None]
         self.alarm: asyncio.TimerHandle | None = None
         self.listening, self.silent = asyncio.Event(), asyncio.Event()
         self.start, self.kept = 0, bytearray()
-        hidden = Hidden.of(spec.secrets, spec.environment_variables)
-        self.printing = Printing(hidden) if hidden is not None else None
+        self.printing: Printing | None = None
+        self.hide(Hidden.of(spec.secrets, spec.environment_variables))
+
+    def hide(self, hidden: Hidden | None) -> None:
+        if hidden is not None:
+            self.printing = Printing(hidden)
 
     def data_received(self, data: bytes) -> None:
         self.kept += data if self.printing is None else self.printing.pass_on(data)
@@ -61,6 +68,7 @@ class _Box(asyncio.Protocol):
         self.silent.set()
 
     def end(self, state: State, reason: str) -> None:
+        self.stages.end()
         if not self.state.over:
             self.state, self.reason = state, reason
 
@@ -77,6 +85,7 @@ class _Box(asyncio.Protocol):
             boot=self.boot,
             created_at=self.created_at,
             expires_at=self.expires_at,
+            phases=self.stages.seconds,
         )
 
 
@@ -87,6 +96,7 @@ class PlainEngine(Engine):
     cannot: Mapping[str, str] = {
         "restart": "a sandbox ends with the process that made it",
         "limits": "plain processes have no limits",
+        "volumes": "nothing can be mounted for a plain process",
         "datasource-read-only": "the data is as writable as it is on this machine",
         "tmp-apart": "all processes have the same /tmp",
         "processes-apart": "all processes see each other",
@@ -103,7 +113,7 @@ class PlainEngine(Engine):
             _check(spec)
             box = self._boxes[id] = _Box(id, spec)
             box.life = asyncio.create_task(self._live(box))
-            if spec.ttl is not None:
+            if spec.ttl is not None and not spec.lasting:
                 self._let_live(box, spec.ttl)
         elif box.state.over:
             raise Conflict(f"{id} has ended: {box.reason}", hint="use another id")
@@ -140,6 +150,7 @@ class PlainEngine(Engine):
 
     async def _run(self, box: _Box) -> str:
         """Run the process to its end, and say how it ended."""
+        box.stages.begin("spawn")
         await self._copy(box)
         read, write = os.pipe()
         with ExitStack() as stack:
@@ -156,6 +167,7 @@ class PlainEngine(Engine):
                 start_new_session=True,
             )
             output.close()
+            box.stages.begin("import")
             becoming_ready = asyncio.create_task(self._become_ready(box))
             try:
                 code = await process.wait()
@@ -174,11 +186,13 @@ class PlainEngine(Engine):
     async def _become_ready(self, box: _Box) -> None:
         """RUNNING is when the author's own check says so, not when a port is open."""
         await box.listening.wait()
+        box.stages.begin("health")
         while box.state is State.CREATING:
             with suppress(AEnvError):
                 answer = await http.request("GET", box.url, "/health", retries=0)
                 if answer.status == 200:
                     box.state, box.boot = State.RUNNING, answer.headers.get(b"aenv-boot", b"").decode()
+                    box.stages.end()
             await asyncio.sleep(0.02)
 
     def _let_live(self, box: _Box, ttl: float) -> None:
@@ -209,12 +223,25 @@ class PlainEngine(Engine):
         begin = max(start, box.start)
         return Output(begin, bytes(box.kept[begin - box.start :]))
 
+    async def used(self, id: str) -> Used:
+        box = self._box(id)
+        if box.state.over:
+            raise SandboxLost(f"{id} has ended: {box.reason}")
+        if sys.platform != "linux":
+            raise self._cannot("tell what a sandbox uses")
+        pids = await asyncio.to_thread(lambda: list(_belonging_to(id)))
+        return Used(usage.processor(pids), usage.memory(pids))
+
     async def update(self, id: str, *, ttl: float) -> Sandbox:
         box = self._box(id)
         if box.state.over:
             raise SandboxLost(f"{id} has ended: {box.reason}")
-        self._let_live(box, ttl)
+        if not box.spec.lasting:
+            self._let_live(box, ttl)
         return box.sandbox
+
+    async def hide(self, id: str, secrets: Mapping[str, str]) -> None:
+        self._box(id).hide(Hidden.of(secrets, secrets))
 
 
 def _check(spec: SandboxSpec) -> None:
@@ -222,6 +249,9 @@ def _check(spec: SandboxSpec) -> None:
         raise Invalid(f"{spec.project!r} is not a directory", hint="give the path of one on this machine")
     if spec.datasource and not os.path.exists(spec.datasource):
         raise Invalid(f"there is no datasource {spec.datasource!r}", hint="give a path of this machine")
+    if spec.volumes:
+        hint = "use the process engine as root on Linux"
+        raise Unsupported("the plain engine cannot keep volumes: nothing can be mounted for a plain process", hint=hint)
 
 
 def _copy(source: str, target: Path) -> None:
@@ -233,6 +263,8 @@ def _variables(box: _Box) -> dict[str, str]:
     spec = box.spec
     told = {"AENV_INSTANCE_ID": box.id, "AENV_DATASOURCE": spec.datasource, "PYTHONUNBUFFERED": "1"}
     told["AENV_SECRETS"] = ",".join(spec.secrets)
+    if spec.warm:
+        told["AENV_WARM"] = "1"
     if spec.seed is not None:
         told["AENV_SEED"] = str(spec.seed)
     return config.child_environment({**spec.environment_variables, **told})

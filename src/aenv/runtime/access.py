@@ -68,7 +68,7 @@ class Hosts:
         return is_loopback(host) or host in self._allowed or (not self._loopback and _is_address(host))
 
 
-_POWERS = ("/exec", "/files", "/ports/")
+_POWERS = ("/exec", "/files", "/ports/", "/shell")
 """What nobody gets without a token from beyond this machine, whatever else is open there."""
 
 

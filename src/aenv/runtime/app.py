@@ -7,56 +7,43 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine, MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import aclosing
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
 
 import msgspec
 
 from aenv import __version__
-from aenv.errors import AEnvError, Invalid, NotFound, SandboxLost, TooLarge
+from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxLost, TooLarge
 from aenv.runtime import files, ports
 from aenv.runtime.access import Guard
-from aenv.runtime.answers import BYTES, Answer, Answers, Request, Response, cancelled
+from aenv.runtime.answers import BYTES, Answer, Answers, Request, Response
 from aenv.runtime.commands import Command
-from aenv.runtime.functions import Function
+from aenv.runtime.functions import Function, Timing
 from aenv.runtime.hidden import Answering
 from aenv.runtime.history import overhear
 from aenv.runtime.mcp import LEGACY, MODERN, Endpoint, Reply
 from aenv.runtime.protocol import Receive, Send
+from aenv.runtime.replies import failure, is_call, json_object, query, success, working
 from aenv.runtime.sending import follow, send_whole
 from aenv.runtime.service import Service, Unhealthy, log, lookup
 from aenv.runtime.tokens import Access
 
 if TYPE_CHECKING:
+    from aenv.project import Project
+    from aenv.runtime.loader import Loaded
+    from aenv.runtime.shells import Shells
+    from aenv.runtime.warm import Warm
     from aenv.runtime.wrapped import Wrapped
 
-Handler = Callable[["App", Request, str], Reply | ports.Tunnel]
+Handler = Callable[["App", Request, str], Reply | ports.Tunnel | ports.Shell]
 
 PATIENCE = 10.0
 """Seconds a call with an id goes on unheard, for its client to come back."""
 
-_encode = msgspec.json.Encoder().encode
 _command = msgspec.json.Decoder(Command).decode
-
-
-def success(data: Any, status: int = 200) -> Response:
-    return Response(status, _encode({"success": True, "data": data}))
-
-
-def failure(exc: AEnvError) -> Response:
-    body: dict[str, Any] = {"success": False, "error": exc.message, "code": exc.code}
-    if exc.hint:
-        body["hint"] = exc.hint
-    if isinstance(exc, Unhealthy):
-        body["data"] = exc.data
-    response = Response(exc.status, _encode(body))
-    if exc.status == 401:
-        response.headers = [*response.headers, (b"www-authenticate", b"Bearer")]
-    return response
 
 
 class App:
@@ -66,8 +53,10 @@ class App:
         self.service = service
         self.mcp = Endpoint(service)
         self.wrapped: Wrapped | None = None
+        self.warm: Warm | None = None
         self.answers = Answers()
         self.tunnels = ports.Tunnels(self._stirred)
+        self._shells: Shells | None = None
         self.calls: set[asyncio.Task[None]] = set()
         """Calls in flight."""
         self.boot = secrets.token_hex(8)
@@ -84,11 +73,25 @@ class App:
         self._theirs = _tools_of_the_server(self.service)
         self.mcp.refresh()  # its tools are among ours now
 
+    def load(self, project: Project, loaded: Loaded) -> None:
+        """Take a project that was not imported before."""
+        self.service.load(project, loaded)
+        self.mcp.refresh()
+
     def begin(self, guard: Guard) -> None:
         """Begin a life of its own, in a process forked from where it was made."""
         self.boot = secrets.token_hex(8)
         self._guard = guard
         self._last = monotonic()
+
+    @property
+    def shells(self) -> Shells:
+        """Made when the first is wanted, which in most sandboxes is never."""
+        if self._shells is None:
+            from aenv.runtime.shells import Shells
+
+            self._shells = Shells(self._stirred)
+        return self._shells
 
     @property
     def idle_seconds(self) -> float:
@@ -105,11 +108,16 @@ class App:
             self._guard.check_host(request)
             needed, handler, rest = self._route(request)
             self._guard.require(request, needed)
+            if self.warm is not None:
+                self.warm.admit(request.path)
             self._same_life(request)
             request.body = await self._body(request, receive)
             reply = self._once(request, handler, rest)
             if isinstance(reply, ports.Tunnel):
                 await self.tunnels.serve(reply, scope)
+                return
+            if isinstance(reply, ports.Shell):
+                await self.shells.serve(self.service.instance.working_directory, scope)
                 return
         except AEnvError as exc:
             reply = failure(exc)
@@ -126,6 +134,8 @@ class App:
         """End the streams that clients hold open; calls in flight go on."""
         self.mcp.close()
         self.tunnels.close()
+        if self._shells is not None:
+            self._shells.close()
         if self.wrapped is not None:
             self.wrapped.close()
 
@@ -173,7 +183,7 @@ class App:
             if not message.get("more_body"):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _once(self, request: Request, handler: Handler, rest: str) -> Reply | ports.Tunnel:
+    def _once(self, request: Request, handler: Handler, rest: str) -> Reply | ports.Tunnel | ports.Shell:
         """Handle a request, or answer again what was answered before under the same call id."""
         call_id = request.header(b"aenv-call-id")
         if call_id is None:
@@ -186,10 +196,10 @@ class App:
             self.answers.keep(call_id, request, reply)
         return reply
 
-    def _start(self, reply: Reply | ports.Tunnel, request: Request) -> Reply | ports.Tunnel:
+    def _start(self, reply: Reply | ports.Tunnel | ports.Shell, request: Request) -> Reply | ports.Tunnel | ports.Shell:
         if isinstance(reply, Answer) and reply.task is not None:
             self.calls.add(reply.task)
-            if _is_call(request):
+            if is_call(request):
                 self._in_flight += 1
                 reply.task.add_done_callback(self._ended)
             else:
@@ -223,14 +233,35 @@ class App:
 
         async def answer() -> Response:
             try:
-                data = await self.service.health(_query(request) if known else {})
+                data = self.warm.health() if self.warm is not None else None
+                if data is None:
+                    data = await self.service.health(query(request) if known else {})
+                elif data["status"] != "warm":
+                    raise Unhealthy(data["reason"], data)
+                response = success(data if known else {"status": data["status"]})
+                response.headers = [*response.headers, (b"aenv-boot", self.boot.encode())]
             except Unhealthy as exc:
-                return failure(exc if known else Unhealthy("unhealthy", {"status": "unhealthy"}))
-            response = success(data if known else {"status": data["status"]})
-            response.headers = [*response.headers, (b"aenv-boot", self.boot.encode())]
+                response = failure(exc if known else Unhealthy("unhealthy", {"status": "unhealthy"}))
+            if known:
+                response.headers = [*response.headers, (b"aenv-calls", b"%d" % self._in_flight)]
             return response
 
-        return _working(answer())
+        return working(answer())
+
+    def specialise(self, request: Request, rest: str) -> Reply:
+        if self.warm is None:
+            raise Conflict("the sandbox is an instance already: it was not made warm", hint="make one with AENV_WARM=1")
+        work = self.warm.specialise(request.body)
+        phases = self.warm.phases
+
+        async def answer() -> Response:
+            try:
+                await work
+            except AEnvError as exc:
+                return failure(exc, {"phases": phases})
+            return success({"phases": phases})
+
+        return working(answer())
 
     def info(self, request: Request, rest: str) -> Reply:
         project, loaded = self.service.project, self.service.loaded
@@ -252,7 +283,7 @@ class App:
         )
 
     def reward(self, request: Request, rest: str) -> Reply:
-        return self._called(self.service.reward(_query(request).get("name")), request)
+        return self._called(self.service.reward(query(request).get("name")), request)
 
     def list_functions(self, request: Request, rest: str) -> Reply:
         loaded = self.service.loaded
@@ -291,7 +322,7 @@ class App:
         return self._called(lookup(self.service.loaded.tools, name, "tool"), request)
 
     def reset(self, request: Request, rest: str) -> Reply:
-        body = _object(request.body)
+        body = json_object(request.body)
         seed = body.get("seed")
         if set(body) - {"seed"} or not (seed is None or isinstance(seed, int)):
             raise Invalid('reset takes {"seed": an integer or null}')
@@ -299,7 +330,7 @@ class App:
         async def answer() -> Response:
             return success(await self.service.reset(seed))
 
-        return _working(answer())
+        return working(answer())
 
     def read_file(self, request: Request, rest: str) -> Reply:
         path = self._path(request)
@@ -320,7 +351,7 @@ class App:
             answer.close()
             return None
 
-        return _working(read(), answer)
+        return working(read(), answer)
 
     def write_file(self, request: Request, rest: str) -> Reply:
         path = self._path(request)
@@ -329,10 +360,10 @@ class App:
             await files.write(path, request.body)
             return success({"path": str(path), "size": len(request.body)})
 
-        return _working(write())
+        return working(write())
 
     def _path(self, request: Request) -> Path:
-        given = _query(request).get("path")
+        given = query(request).get("path")
         if not isinstance(given, str) or not given:
             raise Invalid("which file?", hint="name it once, as in /files?path=notes/today.txt")
         return self.service.instance.working_directory / given
@@ -347,10 +378,10 @@ class App:
         async def answer() -> Response:
             return success(await self.service.run(command))
 
-        return _working(answer())
+        return working(answer())
 
     def history(self, request: Request, rest: str) -> Reply:
-        last = _query(request).get("last")
+        last = query(request).get("last")
         if last is not None and not (isinstance(last, str) and last.isascii() and last.isdigit()):
             raise Invalid(f"last must be a number of calls, found {last!r}")
         return success(self.service.history.last(None if last is None else int(last)))
@@ -358,19 +389,28 @@ class App:
     def port(self, request: Request, port: str) -> ports.Tunnel:
         return ports.wanted(request, port)
 
+    def shell(self, request: Request, rest: str) -> ports.Shell:
+        return ports.shell_wanted(request)
+
     def cancel(self, request: Request, call_id: str) -> Reply:
         return success({"cancelled": self.answers.cancel(call_id)})
 
     def _called(self, function: Function, request: Request) -> Answer:
+        timing = Timing()
         if request.method in ("GET", "DELETE"):
-            arguments = function.decode(_query(request), text=True)
+            arguments = function.decode(query(request), text=True)
         else:
             arguments = function.decode(request.body or b"{}")
 
         async def answer() -> Response:
-            return success(await self.service.call(function, arguments))
+            try:
+                response = success(await self.service.call(function, arguments, timing))
+            except AEnvError as exc:
+                response = failure(exc)
+            response.headers = [*response.headers, timing.header()]
+            return response
 
-        return _working(answer())
+        return working(answer())
 
 
 def _offered(function: Function) -> dict[str, Any]:
@@ -401,55 +441,10 @@ def _too_large(limit: int) -> TooLarge:
     return TooLarge(f"the body is over {limit} bytes", hint="AENV_MAX_BODY sets this limit")
 
 
-def _query(request: Request) -> dict[str, Any]:
-    """The query's arguments; one that is given several times is a list."""
-    found: dict[str, Any] = {}
-    for name, value in parse_qsl(request.query.decode("latin-1"), keep_blank_values=True):
-        if name in found:
-            found[name] = [*(found[name] if isinstance(found[name], list) else [found[name]]), value]
-        else:
-            found[name] = value
-    return found
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(body or b"{}", type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise Invalid(f"the body is not a JSON object: {exc}") from None
-
-
-def _is_call(request: Request) -> bool:
-    """Whether a request wants something done, and does not only look or listen."""
-    if request.path == "/mcp":
-        return request.method != "GET" and request.headers.get(b"mcp-method") != b"subscriptions/listen"
-    return request.path != "/health"
-
-
-def _working(work: Coroutine[Any, Any, Response | None], answer: Answer | None = None) -> Answer:
-    """An answer that ``work`` returns or, when it returns none, writes itself; its client's leaving ends it."""
-    answer = answer or Answer(0)
-
-    async def run() -> None:
-        try:
-            if response := await work:
-                answer.reply(response)
-        except asyncio.CancelledError as exc:
-            answer.fail(failure(cancelled(exc) or AEnvError("the call was cancelled")))
-            raise
-        except AEnvError as exc:
-            answer.fail(failure(exc))
-        except Exception as exc:
-            answer.fail(failure(AEnvError(f"the runtime failed: {exc!r}")))
-            raise
-
-    answer.task = asyncio.create_task(run())
-    return answer
-
-
 EXACT: dict[str, dict[str, tuple[Access, Handler]]] = {
     "/mcp": dict.fromkeys(("POST", "GET", "DELETE"), (Access.AGENT, App.serve_mcp)),
     "/health": {"GET": (Access.NONE, App.health)},
+    "/specialise": {"POST": (Access.OWNER, App.specialise)},
     "/info": {"GET": (Access.OWNER, App.info)},
     "/task/reward": {"POST": (Access.OWNER, App.reward)},
     "/functions/list": {"GET": (Access.OWNER, App.list_functions)},
@@ -458,6 +453,7 @@ EXACT: dict[str, dict[str, tuple[Access, Handler]]] = {
     "/files": {"GET": (Access.OWNER, App.read_file), "PUT": (Access.OWNER, App.write_file)},
     "/exec": {"POST": (Access.OWNER, App.exec)},
     "/history": {"GET": (Access.OWNER, App.history)},
+    "/shell": {"POST": (Access.OWNER, App.shell)},
 }
 PREFIX: dict[str, dict[str, tuple[Access, Handler]]] = {
     "functions": dict.fromkeys(("POST", "GET"), (Access.OWNER, App.function)),

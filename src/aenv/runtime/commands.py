@@ -61,7 +61,7 @@ async def run(command: Command, work_directory: Path) -> ExecResult:
     try:
         try:
             async with asyncio.timeout(command.timeout):
-                await _exit(process)
+                await exited(process)
         except TimeoutError:
             timed_out = process.poll() is None
         finally:
@@ -121,7 +121,7 @@ def _stdin(text: str | None) -> IO[bytes]:
     return file
 
 
-async def _exit(process: subprocess.Popen[bytes]) -> None:
+async def exited(process: subprocess.Popen[bytes]) -> None:
     """Wait until the process itself has ended, whoever still has its output open."""
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
@@ -153,7 +153,7 @@ async def _exit(process: subprocess.Popen[bytes]) -> None:
 async def _kill(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    await _exit(process)
+    await exited(process)
 
 
 class _Output:

@@ -7,7 +7,7 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from aenv.runtime.hidden import Hidden
 from aenv.runtime.loader import Loaded
 from aenv.runtime.server import Server, loop_factory
 from aenv.runtime.service import Service
+from aenv.runtime.warm import SETTINGS, Driver, Told, Warm
 
 
 def say_everything_at_once() -> None:
@@ -40,8 +41,12 @@ class Prepared:
         loaded: Loaded | None,
         changes: Mapping[str, str | None],
         new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+        *,
+        late: Sequence[str] = (),
     ) -> None:
-        """``changes`` is what the import did to the environment, which every fork keeps."""
+        """``changes`` is what the import did to the environment, which every fork keeps; ``late`` are the variables
+        that it went by, for which a warm sandbox comes too late."""
+        self._late = late
         self._changes = changes
         self._found = found
         self._loaded = loaded
@@ -72,14 +77,16 @@ class Prepared:
         """
         loop = self.loop
         asyncio.set_event_loop(loop)
+        driver = Driver(loop)
         given: dict[str, Any] | None = None
         if self._loaded is None:
             given = told()
             self._take(given)
-            self._found = project.read(Path.cwd(), config_required=False)
-            self._loaded = loader.load(self._found)
-            self._app = self._made(self._found, self._loaded)
-        loaded = self._loaded
+            if not given.get("warm"):
+                say({"phase": "import"})
+                self._found = project.read(Path.cwd(), config_required=False)
+                self._loaded = loader.load(self._found)
+                self._app = self._made(self._found, self._loaded)
 
         def identify() -> float | None:
             known = given
@@ -87,18 +94,43 @@ class Prepared:
                 known = told()
                 self._take(known)
             self._begin(known)
+            if known.get("warm"):
+                self._app.warm = Warm(
+                    driver,
+                    lambda told: self._become(told, known),
+                    late=(*self._late, *SETTINGS),
+                    preloaded=self._loaded is not None,
+                )
+            else:
+                server.begins = lambda name: say({"phase": name})
             idle: float | None = known["idle"]
             return idle
 
         def ready(boot: str) -> None:
-            say({"ready": True, "teardown": bool(loaded.teardowns), "boot": boot})
+            teardown = self._loaded is None or bool(self._loaded.teardowns)  # what is not imported may have one
+            say({"ready": True, "teardown": teardown, "boot": boot})
 
         def health(words: str) -> None:
             hidden = self._app.service.hidden
             say({"unhealthy": words if hidden is None else hidden.text(words)})
 
         server = Server(self._found, self._app, listener)
-        loop.run_until_complete(server.serve(ready, lifeline=control.fileno(), identify=identify, health=health))
+        driver.run(server.serve(ready, lifeline=control.fileno(), identify=identify, health=health))
+
+    def _become(self, told: Told, known: dict[str, Any]) -> None:
+        """Make a warm sandbox the instance that is described."""
+        given = known | {
+            "environment_variables": known["environment_variables"] | told.environment_variables,
+            "arguments": told.arguments,
+            "seed": told.seed,
+            "secrets": told.secrets,
+        }
+        self._take(given)
+        if self._loaded is None:
+            self._found = project.read(Path.cwd(), config_required=False)
+            self._loaded = loader.load(self._found)
+            self._app.load(self._found, self._loaded)
+        self._describe(given)
 
     def _take(self, given: dict[str, Any]) -> None:
         """Make the instance's variables and arguments those of this process."""
@@ -109,6 +141,12 @@ class Prepared:
             time.tzset()
 
     def _begin(self, given: dict[str, Any]) -> None:
+        """Begin to live as the instance that is described."""
+        self._describe(given)
+        gate = tokens.Gate(given["owner_token_sha256"], given["engine_token_sha256"])
+        self._app.begin(Guard(gate, loopback=True))
+
+    def _describe(self, given: dict[str, Any]) -> None:
         """Be the instance that is described."""
         self._app.service.instance = Instance(
             instance_id=given["id"],
@@ -122,5 +160,3 @@ class Prepared:
         )
         if given["secrets"]:
             self._app.service.hidden = Hidden.of(given["secrets"], given["environment_variables"])
-        gate = tokens.Gate(given["owner_token_sha256"], given["engine_token_sha256"])
-        self._app.begin(Guard(gate, loopback=True))

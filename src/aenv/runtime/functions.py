@@ -7,6 +7,7 @@ import functools
 import inspect
 import traceback
 from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import Any
 
 from aenv.errors import AEnvError, AuthorError, Invalid
@@ -40,6 +41,45 @@ class Raised(Exception):
         return "".join(traceback.format_exception(type(self.cause), self.cause, trace))
 
 
+class Timing:
+    """Where the time of a call goes, from the moment that it was read: it waits, then its function runs."""
+
+    __slots__ = ("_began", "_came", "_ended")
+
+    def __init__(self) -> None:
+        self._came = monotonic()
+        self._began = self._ended = 0.0
+
+    def run(self, function: Callable[..., Any], /, **arguments: Any) -> Any:
+        """Call a function that blocks."""
+        self.begin()
+        try:
+            return function(**arguments)
+        finally:
+            self.end()
+
+    def begin(self) -> None:
+        """The function runs, which may be said again when its second half does."""
+        self._began = self._began or monotonic()
+
+    def end(self) -> None:
+        self._ended = monotonic()
+
+    @property
+    def queue(self) -> float:
+        """Seconds until its function ran: for a thread, for example."""
+        return (self._began or monotonic()) - self._came
+
+    @property
+    def tool(self) -> float:
+        """Seconds for which its function ran, or has been running."""
+        return max((self._ended or monotonic()) - self._began, 0.0) if self._began else 0.0
+
+    def header(self) -> tuple[bytes, bytes]:
+        """For the answer, in milliseconds."""
+        return b"server-timing", b"queue;dur=%.3f, tool;dur=%.3f" % (self.queue * 1e3, self.tool * 1e3)
+
+
 class Function:
     """One marked function. ``decode`` and ``call`` are apart so that bad arguments are told from bad luck."""
 
@@ -67,15 +107,17 @@ class Function:
         """Keyword arguments, validated. Raises ``Invalid`` that names the argument."""
         return self.arguments.decode(given, text=text)
 
-    async def call(self, arguments: dict[str, Any], context: Context) -> Any:
+    async def call(self, arguments: dict[str, Any], context: Context, timing: Timing | None = None) -> Any:
         """Run the function. Whatever it raises, even ``SystemExit``, comes out as ``Raised``."""
+        timing = timing or Timing()
         if self._context is not None:
             arguments = {**arguments, self._context: context}
         found: Any = None
         if not self._is_async:
-            found = await in_thread(functools.partial(self._function, **arguments))
+            found = await in_thread(functools.partial(timing.run, self._function, **arguments))
             if found.__class__ in _PLAIN or not inspect.isawaitable(found):
                 return found
+        timing.begin()
         try:
             return await (self._function(**arguments) if found is None else found)
         except asyncio.CancelledError as exc:
@@ -85,6 +127,8 @@ class Function:
             raise Raised(exc) from None  # the author's own cancelled task, not a cancelled call
         except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as exc:
             raise Raised(exc) from None
+        finally:
+            timing.end()
 
 
 @functools.lru_cache(maxsize=1)

@@ -13,6 +13,7 @@ import msgspec
 from aenv.models import to_json
 from aenv.runtime.answers import Answer, Request
 from aenv.runtime.context import printable
+from aenv.runtime.functions import Timing
 
 MOST = 1000
 MOST_BYTES = 1024 * 1024
@@ -45,15 +46,18 @@ class Noted:
     Every call passes here, so it does itself what would read better as a method of ``History``.
     """
 
-    __slots__ = ("arguments", "at", "began", "ended", "error", "history", "kind", "name")
+    __slots__ = ("arguments", "at", "began", "ended", "error", "history", "kind", "name", "timing")
 
-    def __init__(self, history: History, kind: str, name: str, arguments: dict[str, Any]) -> None:
+    def __init__(
+        self, history: History, kind: str, name: str, arguments: dict[str, Any], timing: Timing | None = None
+    ) -> None:
         self.history = history
         self.kind = kind
         self.name = name
         self.arguments = _packed(arguments)
         """JSON, made before the call because a function may change what it is given; empty when dropped."""
         self.error: str | None = None
+        self.timing = timing
         self.at = time()
         self.began = self.ended = monotonic()
 
@@ -86,6 +90,8 @@ class Noted:
             "is_error": self.error is not None,
             "error": None if self.error is None else printable(self.error),
             "seconds": self.ended - self.began,
+            "queue": None if self.timing is None else self.timing.queue,
+            "tool": None if self.timing is None else self.timing.tool,
         }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, MutableMapping
 from typing import Any, NamedTuple
 
 from aenv.errors import Invalid, NetworkError
+from aenv.runtime import frames
 from aenv.runtime.answers import Request
 from aenv.runtime.relay import Relay
 
@@ -37,6 +38,18 @@ def wanted(request: Request, port: str) -> Tunnel:
     if (request.header(b"upgrade") or "").lower() != PROTOCOL:
         raise UpgradeRequired("a port is reached by an upgrade", hint="send 'Connection: Upgrade' and 'Upgrade: tcp'")
     return Tunnel(int(port))
+
+
+class Shell(NamedTuple):
+    """What answers a request that wants a shell."""
+
+
+def shell_wanted(request: Request) -> Shell:
+    """What a request for ``/shell`` asks for."""
+    if (request.header(b"upgrade") or "").lower() != frames.PROTOCOL:
+        hint = f"'aenv instance shell' does it: send 'Connection: Upgrade' and 'Upgrade: {frames.PROTOCOL}'"
+        raise UpgradeRequired("a shell is reached by an upgrade", hint=hint)
+    return Shell()
 
 
 class Tunnels:

@@ -8,7 +8,9 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +27,7 @@ from aenv.runtime.hidden import Hidden
 from aenv.runtime.mcp import LEGACY, MODERN
 from aenv.runtime.protocol import Connections
 from aenv.runtime.service import Service, Unhealthy
+from aenv.runtime.warm import INTERPRETER, SETTINGS, Driver, Told, Warm, timed
 
 log = logging.getLogger("aenv.runtime")
 RELOAD_EVERY = 0.5
@@ -64,17 +67,9 @@ def run(
     sock = bind(host, port)
     config.default_environment(found.environment_variables)
     sys.argv = [sys.argv[0], *arguments]
-    instance = Instance(
-        instance_id=config.get("instance_id"),
-        env_name=found.name,
-        env_version=found.version,
-        environment_variables=config.environment(),
-        arguments=tuple(arguments),
-        datasource=config.get("datasource"),
-        seed=_seed(),
-        working_directory=Path.cwd(),
-    )
-    loaded = loader.load(found)
+    instance = _instance(found, arguments, _seed())
+    warm = config.get("warm")
+    loaded = loader.Loaded(()) if warm else loader.load(found)
     owner_digest, made = _credentials(host, open_access)
     guard = Guard(
         tokens.Gate(owner_digest),
@@ -93,7 +88,39 @@ def run(
             on_ready(Served(url, list(loaded.tools), list(loaded.rewards), list(loaded.functions), made))
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(server.serve(ready, reload=reload, lifeline=lifeline))
+        if not warm:
+            runner.run(server.serve(ready, reload=reload, lifeline=lifeline))
+            return
+        driver = Driver(runner.get_loop())
+        late = (*INTERPRETER, *SETTINGS)
+        app.warm = Warm(driver, lambda told: _become(told, found, app), late=late, preloaded=False)
+        driver.run(server.serve(ready, reload=reload, lifeline=lifeline))
+
+
+def _instance(found: Project, arguments: Sequence[str], seed: int | None) -> Instance:
+    """The sandbox, as the engine described it in variables of this process."""
+    return Instance(
+        instance_id=config.get("instance_id"),
+        env_name=found.name,
+        env_version=found.version,
+        environment_variables=config.environment(),
+        arguments=tuple(arguments),
+        datasource=config.get("datasource"),
+        seed=seed,
+        working_directory=Path.cwd(),
+    )
+
+
+def _become(told: Told, found: Project, app: App) -> None:
+    """Make a warm sandbox the instance that is described."""
+    config.set_environment(told.environment_variables)
+    sys.argv = [sys.argv[0], *told.arguments]
+    if "TZ" in told.environment_variables:
+        time.tzset()
+    app.service.instance = _instance(found, told.arguments, told.seed)
+    if told.secrets:
+        app.service.hidden = Hidden.of(told.secrets, told.environment_variables)
+    app.load(found, loader.load(found))
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -147,6 +174,10 @@ class Server:
         self._app = app
         self._service = app.service
         self._socket = sock
+        self.phases: dict[str, float] = {}
+        """Where the time of coming up went, in seconds."""
+        self.begins: Callable[[str], None] | None = None
+        """Told the name of a phase of coming up, ``setup`` or ``health``, when it begins."""
 
     @cached_property
     def _grace(self) -> float:
@@ -170,6 +201,8 @@ class Server:
         block, and returns the seconds without a call after which to end. Such a sandbox gets no signals, and is ready
         when the author's health check passes. ``health`` is told in words when it does not any more, and with none
         when it does again.
+
+        A warm one is ready when it waits, and the rest comes when it is told what it is.
         """
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -181,33 +214,60 @@ class Server:
             stop_at_signals(stop)
         if lifeline is not None:
             stop_at_end(lifeline, stop)
-        if self._service.loaded.server is not None:
-            from aenv.runtime.wrapped import Wrapped
-
-            wrapped = Wrapped(self._service)
-            await wrapped.start()
-            self._app.wrap(wrapped)
-        if self._service.loaded.setups and not await self._set_up(stop):
-            return
-        await listening.start_serving()
-        watching = [asyncio.create_task(self._reload())] if reload else []
-        if idle is not None:
-            watching.append(asyncio.create_task(_until_idle(self._app, idle, stop)))
+        warm = self._app.warm
+        if warm is not None:
+            self.phases = warm.phases
+        watching: list[asyncio.Task[None]] = []
+        is_up = False
         try:
-            if identify is not None and self._service.loaded.health is not None:
-                await self._healthy(stop)
-                if health is not None:
-                    watching.append(asyncio.create_task(self._watch_health(health)))
-            ready(self._app.boot)
+            if warm is not None:
+                await listening.start_serving()
+                ready(self._app.boot)
+                if not await warm.told(stop):
+                    return
+            async with nullcontext() if warm is None else warm.becoming(stop):
+                is_up = await self._come_up(stop)
+                if not is_up:
+                    return
+                await listening.start_serving()
+                if reload:
+                    watching.append(asyncio.create_task(self._reload()))
+                if idle is not None:
+                    watching.append(asyncio.create_task(_until_idle(self._app, idle, stop)))
+                if self._service.loaded.health is not None and (identify is not None or warm is not None):
+                    if self.begins is not None:
+                        self.begins("health")
+                    with timed(self.phases, "health"):
+                        await self._healthy(stop)
+                    if health is not None:
+                        watching.append(asyncio.create_task(self._watch_health(health)))
+            if warm is None:
+                ready(self._app.boot)
             await stop.wait()
         finally:
             for task in watching:
                 task.cancel()
             listening.close()
             await self._drain(connections)
-            await self._tear_down()
+            if is_up:
+                await self._tear_down()
             if self._app.wrapped is not None:
                 await self._app.wrapped.stop()
+
+    async def _come_up(self, stop: asyncio.Event) -> bool:
+        """Start a server of the author's own, and run their setup; False when it is to end before."""
+        if self._service.loaded.server is not None:
+            from aenv.runtime.wrapped import Wrapped
+
+            wrapped = Wrapped(self._service)
+            await wrapped.start()
+            self._app.wrap(wrapped)
+        if not self._service.loaded.setups:
+            return True
+        if self.begins is not None:
+            self.begins("setup")
+        with timed(self.phases, "setup"):
+            return await self._set_up(stop)
 
     async def _set_up(self, stop: asyncio.Event) -> bool:
         """Run the author's setup; False when a signal came first. What was set up is torn down when it fails."""

@@ -16,7 +16,7 @@ from aenv.runtime import commands
 from aenv.runtime.commands import Command
 from aenv.runtime.content import plain, tool_result
 from aenv.runtime.context import Context, Instance, Notify, silent
-from aenv.runtime.functions import Function, Raised, author_error, run_hook
+from aenv.runtime.functions import Function, Raised, Timing, author_error, run_hook
 from aenv.runtime.hidden import Hidden
 from aenv.runtime.history import History, Noted
 from aenv.runtime.loader import Loaded
@@ -49,6 +49,11 @@ class Service:
         """Hides the instance's secrets in every answer, where it has any."""
         self._checking: asyncio.Task[dict[str, Any]] | None = None
 
+    def load(self, project: Project, loaded: Loaded) -> None:
+        """Take a project that was not imported before."""
+        self.project, self.loaded = project, loaded
+        self.call_limit = project.timeouts.call
+
     def context(self, name: str, notify: Notify = silent, progress_token: str | int | None = None) -> Context:
         return Context(self.instance, name=name, notify=notify, progress_token=progress_token)
 
@@ -63,11 +68,14 @@ class Service:
             except AEnvError as exc:
                 log.error("%s", exc)
 
-    async def call_tool(self, function: Function, arguments: dict[str, Any], context: Context) -> dict[str, Any]:
+    async def call_tool(
+        self, function: Function, arguments: dict[str, Any], context: Context, timing: Timing | None = None
+    ) -> dict[str, Any]:
         """The result of a tool: its own failure is a result too, the platform's is an exception."""
-        with Noted(self.history, "tool", function.name, arguments) as note:
+        timing = timing or Timing()
+        with Noted(self.history, "tool", function.name, arguments, timing) as note:
             try:
-                value = await self._limited(function, arguments, context)
+                value = await self._limited(function, arguments, context, timing)
                 result = tool_result(value, function.result, function.name)
             except Raised as exc:
                 log.info("tool %s failed\n%s", function.name, exc.details())
@@ -81,12 +89,12 @@ class Service:
                 note.error = _said(value)
             return result
 
-    async def call(self, function: Function, arguments: dict[str, Any]) -> msgspec.Raw:
+    async def call(self, function: Function, arguments: dict[str, Any], timing: Timing) -> msgspec.Raw:
         """The result of a reward or function, or of a tool over plain HTTP, as JSON."""
         kind = function.mark.kind
-        with Noted(self.history, "tool" if kind == "agent" else kind, function.name, arguments) as note:
+        with Noted(self.history, "tool" if kind == "agent" else kind, function.name, arguments, timing) as note:
             try:
-                value = await self._limited(function, arguments, self.context(function.name))
+                value = await self._limited(function, arguments, self.context(function.name), timing)
             except Raised as exc:
                 log.warning("%s %s failed\n%s", kind, function.name, exc.details())
                 raise author_error(function, exc) from exc.cause
@@ -108,17 +116,18 @@ class Service:
                 note.error = f"it returned {result.returncode}"
             return result
 
-    async def _limited(self, function: Function, arguments: dict[str, Any], context: Context) -> Any:
+    async def _limited(self, function: Function, arguments: dict[str, Any], context: Context, timing: Timing) -> Any:
         if self.call_limit is None:
-            return await function.call(arguments, context)
+            return await function.call(arguments, context, timing)
         try:
             async with asyncio.timeout(self.call_limit) as limit:
-                return await function.call(arguments, context)
+                return await function.call(arguments, context, timing)
         except TimeoutError:
             if not limit.expired():
                 raise
+            waited = f", {timing.queue:.3g} s of it in wait for a thread" if timing.queue > self.call_limit / 10 else ""
             raise CallTimeout(
-                f"{function.name}() took longer than {self.call_limit:g} s",
+                f"{function.name}() took longer than {self.call_limit:g} s{waited}",
                 hint="deployConfig.timeouts.call sets this limit",
             ) from None
 

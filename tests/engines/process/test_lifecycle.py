@@ -42,6 +42,14 @@ async def _silent(sandbox):
     return False
 
 
+async def test_a_lasting_one_has_no_end(engine):
+    await engine.create("a", probe(ttl=0.5, idle=0.5, lasting=True))
+    assert (await engine.update("a", ttl=0.1)).expires_at is None
+    await engine.create("b", probe(ttl=1.0))
+    await over(engine, "b")
+    assert (await engine.get("a")).state is State.RUNNING
+
+
 async def test_its_time_can_be_changed(engine):
     await works(engine)  # so that the next start takes less than its time
     sandbox = await engine.create("a", probe(ttl=2.0))

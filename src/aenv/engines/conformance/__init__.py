@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from aenv.cleanup import finish
 from aenv.engines.base import Engine
-from aenv.engines.conformance import crowds, ends, inside, life, powers, projects
+from aenv.engines.conformance import crowds, ends, inside, life, powers, projects, storage, warm
 from aenv.engines.conformance.bench import RUN, Bench, Broken, Lab, require, together
 from aenv.engines.conformance.table import Check, check
 from aenv.errors import AEnvError, NotFound, Unsupported, did_you_mean
@@ -39,7 +39,16 @@ async def nothing_is_left(bench: Bench) -> None:
 
 
 _LAST = check(nothing_is_left)
-CHECKS: tuple[Check, ...] = (*life.CHECKS, *inside.CHECKS, *ends.CHECKS, *powers.CHECKS, *crowds.CHECKS, _LAST)
+CHECKS: tuple[Check, ...] = (
+    *life.CHECKS,
+    *inside.CHECKS,
+    *ends.CHECKS,
+    *powers.CHECKS,
+    *storage.CHECKS,
+    *warm.CHECKS,
+    *crowds.CHECKS,
+    _LAST,
+)
 """All of them, in the order in which they are reported."""
 
 

@@ -53,6 +53,17 @@ async def secrets_are_hidden(bench: Bench) -> None:
     require(value.encode() not in (await bench.engine.output(box.id, 0)).data, "the logs have its value")
 
 
+async def warm_secrets_are_hidden(bench: Bench) -> None:
+    """The value of a secret that a warm sandbox is told is not in the logs either."""
+    value = secrets.token_hex(8)
+    box = await bench.start(warm=True, secrets=["PROBE_KEY"])
+    await bench.engine.hide(box.id, {"PROBE_KEY": value})
+    await box.post("/specialise", {"environment_variables": {"PROBE_KEY": value}, "secrets": ["PROBE_KEY"]})
+    await box.tool("say", text=f"key {value}")
+    await bench.eventually("the line with three stars", lambda: _printed(bench, box.id, "key *** to stdout"))
+    require(value.encode() not in (await bench.engine.output(box.id, 0)).data, "the logs have its value")
+
+
 async def logs_tail(bench: Bench) -> None:
     """With tail, the logs are the last lines only."""
     box = await bench.start()
@@ -130,6 +141,25 @@ async def update_shortens(bench: Bench) -> None:
     box = await bench.start(ttl=3600)
     await bench.engine.update(box.id, ttl=0.5)
     await bench.eventually("the end of its new ttl", lambda: bench.gone(box.id))
+
+
+# What it uses
+
+
+async def used(bench: Bench) -> None:
+    """What a sandbox used grows with what it does, and memory that it takes is counted."""
+    await refusal(bench.engine.used(new_id(NAME)), NotFound)
+    box = await bench.start()
+    before = await bench.engine.used(box.id)
+    python = await box.tool("python")
+    code = "import time\nwhile time.process_time() < 0.5:\n    pass"
+    require((await box.exec([python, "-IS", "-c", code])).returncode == 0, "a command failed")
+    after = await bench.engine.used(box.id)
+    require(after.cpu - before.cpu >= 0.4, f"half a second of work made {before.cpu:.2f} s to {after.cpu:.2f} s")
+    require(after.cpu < 60, f"it is said to have used {after.cpu:.0f} s")
+    await box.tool("keep", megabytes=64)
+    grown = (await bench.engine.used(box.id)).memory - after.memory
+    require(48 * 2**20 < grown < 256 * 2**20, f"64 MB that it took count as {grown / 2**20:.0f} MB")
 
 
 # Commands and files: the runtime serves them to the owner, and an engine may bring them on a way of its own
@@ -234,12 +264,14 @@ CHECKS = (
     check(logs, needs="output"),
     check(logs_apart, needs="output"),
     check(secrets_are_hidden, needs="output"),
+    check(warm_secrets_are_hidden, needs="output"),
     check(logs_tail, needs="output"),
     check(logs_follow, needs="output"),
     check(logs_of_a_flood, needs="output"),
     check(logs_of_the_dead, needs="output"),
     check(update_extends, needs="update"),
     check(update_shortens, needs="update"),
+    check(used, needs="used"),
     check(exec_answers),
     check(exec_of_no_command),
     check(exec_takes_too_long),

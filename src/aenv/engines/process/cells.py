@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from aenv.engines import usage
 from aenv.engines.process import state
 from aenv.engines.process.attest import attest, first_of
 from aenv.engines.process.cgroups import Limits
@@ -24,6 +25,7 @@ from aenv.engines.process.jail import SPAN
 from aenv.engines.process.site import Site
 from aenv.engines.process.wire import close_all, connect, discard, until
 from aenv.engines.process.zygotes import Zygote, bury
+from aenv.engines.stages import Stages
 from aenv.errors import AEnvError, SandboxLost, StartFailed
 
 STOP = 2.0
@@ -69,6 +71,8 @@ class Cell:
         """Where it is called."""
         self.given = [report, log]
         """Descriptors that its process is given, as long as it has not got them."""
+        self.mounts: list[str] = []
+        """Where the volumes among those are to be."""
         self.pid = 0
         self.pidfd: int | None = None
         """The runtime's process."""
@@ -87,6 +91,11 @@ class Cell:
         ended = select.poll()
         ended.register(self.pidfd, select.POLLIN)
         return not ended.poll(0)
+
+    def add_volumes(self, mounts: list[str], mounted: list[int]) -> None:
+        """Have its process given these as well, before it is forked."""
+        self.mounts = mounts
+        self.given += mounted
 
     def give(self) -> None:
         """Only its process has them from now on."""
@@ -129,12 +138,19 @@ class Cells:
             self._do(self.end(spare), zygote)
         return self._new(zygote, shape)
 
-    async def seal(self, cell: Cell) -> None:
-        """Have it forked, if it is not, and wait until it is sealed; ``SandboxLost`` when it ends before."""
+    def user(self, cell: Cell) -> int:
+        """The machine's user that the cell's process has, where each has its own."""
+        return self._site.users + _FIRST_USER + cell.slot
+
+    async def seal(self, cell: Cell, stages: Stages | None = None) -> None:
+        """Have it forked, if it is not, and wait until it is sealed; ``SandboxLost`` when it ends before. ``stages``
+        is told where the time goes."""
         if not cell.pid:
+            stages = stages or Stages()
+            stages.begin("fork")
             async with cell.zygote.turns:
                 await self._fork(cell)
-                await self._sealed(cell)
+                await self._sealed(cell, stages)
 
     def stock(self, zygote: Zygote, shape: Shape) -> None:
         """See to it that a cell is ready before the next one is asked for."""
@@ -226,15 +242,17 @@ class Cells:
             "memory": cell.shape.memory if site.groups is None and site.isolation != "none" else None,
             "project": cell.zygote.project,
             "directory": str(cell.path.with_suffix("")),
+            "volumes": cell.mounts,
         }
 
-    async def _sealed(self, cell: Cell) -> None:
+    async def _sealed(self, cell: Cell, stages: Stages) -> None:
         """Wait until a fork says that it is sealed, and look whether it is."""
         try:
             async with asyncio.timeout(SEAL):
                 message, descriptors = await cell.channel.receive()
         except TimeoutError:
             raise StartFailed(f"it was not sealed within {SEAL:g} s") from None
+        stages.begin("seal")
         cell.pid = cell.channel.pid or 0
         cell.pidfd = cell.channel.take_pidfd()
         try:
@@ -256,13 +274,27 @@ class Cells:
         site = self._site
         attest(
             cell.pid,
-            user=site.users + _FIRST_USER + cell.slot if site.powers.privileged else os.getuid(),
-            group=site.users + _FIRST_USER + cell.slot if site.powers.privileged else os.getgid(),
+            user=self.user(cell) if site.powers.privileged else os.getuid(),
+            group=self.user(cell) if site.powers.privileged else os.getgid(),
             namespaces=_NAMESPACES if cell.shape.network == "full" else (*_NAMESPACES, "net"),
             apart_from=cell.zygote.pid,
             filters=2 if site.powers.seccomp else 0,
             groups=site.groups.paths(cell.leaf) if site.groups is not None else {},
         )
+
+    def used(self, cell: Cell) -> tuple[float, int]:
+        """Seconds of a processor, and bytes of memory. It looks at many files: in a thread."""
+        groups = self._site.groups
+        try:
+            if groups is None or not cell.grouped:
+                pids = usage.beside(cell.pid) if self._site.powers.namespaces else usage.below(cell.pid)
+                return usage.processor(pids), usage.memory(pids)
+            seconds = groups.processor(cell.leaf)
+            if seconds is None:
+                seconds = usage.processor(groups.processes(cell.leaf))
+            return seconds, groups.memory(cell.leaf)
+        except (OSError, ValueError) as exc:
+            raise SandboxLost(f"it ended while it was looked at ({exc})") from exc
 
     # Its end
 

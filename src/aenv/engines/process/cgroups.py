@@ -50,6 +50,14 @@ class Tree(ABC):
     def out_of_memory(self, leaf: str) -> bool:
         """Whether the kernel killed a process of the leaf for want of memory."""
 
+    @abstractmethod
+    def processor(self, leaf: str) -> float | None:
+        """Seconds of a processor that the leaf used; None where this is not counted."""
+
+    @abstractmethod
+    def memory(self, leaf: str) -> int:
+        """Bytes that the leaf has in memory, without what the kernel only keeps in case it is read again."""
+
     @property
     @abstractmethod
     def _joining(self) -> str: ...
@@ -143,6 +151,15 @@ class Version1(Tree):
     def out_of_memory(self, leaf: str) -> bool:
         return _counter(self.roots["memory"] / leaf / "memory.oom_control", "oom_kill") > 0
 
+    def processor(self, leaf: str) -> float | None:
+        file = self.roots["cpu"] / leaf / "cpuacct.usage"  # where the two are one hierarchy
+        return int(file.read_text()) / 1e9 if file.exists() else None
+
+    def memory(self, leaf: str) -> int:
+        place = self.roots["memory"] / leaf
+        used = int((place / "memory.usage_in_bytes").read_text())
+        return max(used - _counter(place / "memory.stat", "total_inactive_file"), 0)
+
 
 class Version2(Tree):
     """One hierarchy; its controllers are switched on level by level."""
@@ -165,6 +182,14 @@ class Version2(Tree):
 
     def out_of_memory(self, leaf: str) -> bool:
         return _counter(self.roots[""] / leaf / "memory.events", "oom_kill") > 0
+
+    def processor(self, leaf: str) -> float | None:
+        return _counter(self.roots[""] / leaf / "cpu.stat", "usage_usec") / 1e6
+
+    def memory(self, leaf: str) -> int:
+        place = self.roots[""] / leaf
+        used = int((place / "memory.current").read_text())
+        return max(used - _counter(place / "memory.stat", "inactive_file"), 0)
 
 
 def make(name: str) -> Tree:

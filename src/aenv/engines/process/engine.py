@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,10 +23,11 @@ import msgspec
 
 from aenv import config, http
 from aenv.cleanup import finish
-from aenv.engines.base import Engine, Output
+from aenv.engines.base import Engine, Output, Used
 from aenv.engines.process import jail, powers, state
 from aenv.engines.process.venvs import interpreter_for
-from aenv.errors import AEnvError, CallTimeout, Conflict, Invalid, SandboxLost, Unsupported, from_wire
+from aenv.engines.process.volumes import check
+from aenv.errors import AEnvError, CallTimeout, Conflict, Invalid, NotFound, SandboxLost, Unsupported, from_wire
 from aenv.models import NAME, ExecResult, Sandbox, SandboxSpec, State, to_json
 from aenv.project.fields import quantity
 
@@ -40,6 +42,8 @@ _JOIN = 10.0
 """Seconds in which a spawner that lives must listen."""
 _ABANDON = 2.0
 """Seconds in which a spawner that nobody wants any more must be gone."""
+_WORTH_TELLING = 0.001
+"""Seconds from which on it is said that something took time before the spawner was asked."""
 _LONGEST = 2**26
 _MEMORY, _STORAGE, _CPU = "2Gi", "5Gi", "1"
 
@@ -81,6 +85,8 @@ class ProcessEngine(Engine):
             lacks |= dict.fromkeys(names, why)
         if not found.cgroups:
             lacks["out-of-memory"] = "without control groups nothing ends a sandbox that uses too much memory"
+        if found.no_volumes:
+            lacks["volumes"] = found.no_volumes
         return lacks
 
     def __init__(self, *, isolation: str | None = None, state: str = "") -> None:
@@ -96,12 +102,21 @@ class ProcessEngine(Engine):
         self._connection: _Connection | None = None
         self._opening = asyncio.Lock()
         self._told: set[str] = set()
+        self._installing: dict[str, tuple[SandboxSpec, float]] = {}
+        """Sandboxes whose spawner does not know of them yet, and since when."""
 
     async def create(self, id: str, spec: SandboxSpec) -> Sandbox:
         if not _ID.fullmatch(id):
             raise Invalid(f"{id!r} is not an id", hint="use letters, digits, '-', '_' and '.', at most 128")
-        request = await _request(spec, self.isolation)
-        connection = await self._open()
+        began = self._installing.setdefault(id, (spec, time.time()))[1]
+        try:
+            request = await _request(spec, self.isolation)
+            installed = time.time()
+            connection = await self._open()
+        finally:
+            self._installing.pop(id, None)
+        before = {"install": installed - began, "spawner": time.time() - installed}
+        request["before"] = {name: took for name, took in before.items() if took >= _WORTH_TELLING}
         try:
             found = await connection.ask("create", id=id, spec=request)
             self._tell(str(spec.env), found.pop("notes"))
@@ -117,7 +132,12 @@ class ProcessEngine(Engine):
             log.info("%s is imported in each sandbox, which then starts later: %s", env, "; ".join(notes))
 
     async def get(self, id: str) -> Sandbox:
-        return _sandbox(await (await self._open()).ask("get", id=id))
+        try:
+            return _sandbox(await (await self._open()).ask("get", id=id))
+        except NotFound:
+            if (found := self._installing.get(id)) is None:
+                raise
+            return _installing(id, *found)
 
     async def find(self, labels: Mapping[str, str] | None = None) -> list[Sandbox]:
         found = await (await self._open()).ask("find", labels=dict(labels or {}))
@@ -133,6 +153,9 @@ class ProcessEngine(Engine):
 
     async def update(self, id: str, *, ttl: float) -> Sandbox:
         return _sandbox(await (await self._open()).ask("update", id=id, ttl=ttl))
+
+    async def hide(self, id: str, secrets: Mapping[str, str]) -> None:
+        await (await self._open()).ask("hide", id=id, secrets=dict(secrets))
 
     async def output(self, id: str, start: int) -> Output:
         found = await (await self._open()).ask("output", id=id, start=start)
@@ -176,6 +199,17 @@ class ProcessEngine(Engine):
                 raise SandboxLost(f"{id} answered {response.status} with nonsense: {exc}") from exc
             raise from_wire({**wire, "message": wire.get("error")})
         return response
+
+    async def used(self, id: str) -> Used:
+        cpu, memory = await (await self._open()).ask("used", id=id)
+        return Used(cpu, memory)
+
+    async def volumes(self, owner: str) -> dict[str, int]:
+        found: dict[str, int] = await (await self._open()).ask("volumes", owner=owner)
+        return found
+
+    async def delete_volume(self, owner: str, name: str) -> None:
+        await (await self._open()).ask("delete_volume", owner=owner, name=name)
 
     async def isolated(self) -> dict[str, Any]:
         """What the isolation of this engine's sandboxes consists of here."""
@@ -370,6 +404,7 @@ class _Connection:
 async def _request(spec: SandboxSpec, isolation: str) -> dict[str, Any]:
     """A spec as the spawner takes it: numbers for quantities, and the interpreter for the project."""
     root = _directory(spec)
+    volumes = check((one.owner, one.name, one.mount, one.size) for one in spec.volumes)
     interpreter = await interpreter_for(Path(root), lambda line: log.info("%s", line), trusted=isolation == "none")
     memory = _size(spec.resources, "memory", _MEMORY)
     return {
@@ -379,7 +414,9 @@ async def _request(spec: SandboxSpec, isolation: str) -> dict[str, Any]:
         "project": root,
         "stamp": spec.stamp,
         "interpreter": "" if interpreter.executable == sys.executable else interpreter.executable,
-        "ttl": spec.ttl,
+        "ttl": None if spec.lasting else spec.ttl,
+        "lasting": spec.lasting,
+        "volumes": volumes,
         "startup_timeout": spec.startup_timeout,
         "environment_variables": spec.environment_variables,
         "secrets": spec.secrets,
@@ -388,7 +425,8 @@ async def _request(spec: SandboxSpec, isolation: str) -> dict[str, Any]:
         "seed": spec.seed,
         "network": spec.network,
         "preload": spec.preload,
-        "idle": spec.idle,
+        "idle": None if spec.lasting else spec.idle,
+        "warm": spec.warm,
         "owner_token_sha256": spec.owner_token_sha256,
         "cpu": _size(spec.resources, "cpu", _CPU),
         "memory": int(memory),
@@ -408,6 +446,20 @@ def _size(resources: Mapping[str, str], name: str, default: str) -> float:
     if found <= 0:
         raise Invalid(f"{name} {resources[name]!r} is not an amount", hint=f"use for example {default!r}")
     return found
+
+
+def _installing(id: str, spec: SandboxSpec, since: float) -> Sandbox:
+    """One whose requirements are being installed."""
+    return Sandbox(
+        url="",
+        id=id,
+        state=State.CREATING,
+        env=str(spec.env),
+        owner=spec.owner,
+        labels=spec.labels,
+        created_at=since,
+        phases={"install": round(max(time.time() - since, 0.0), 6)},
+    )
 
 
 def _sandbox(row: Mapping[str, Any]) -> Sandbox:

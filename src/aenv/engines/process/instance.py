@@ -51,7 +51,7 @@ class Birth:
         if not self._jailed:
             return
         if self._seal is None:
-            self._seal = Seal(order, len(descriptors) - 3)
+            self._seal = Seal(order, len(descriptors) - 3 - len(order["volumes"]))
         self._seal.fit(order, descriptors, handles)
 
     def begin(self, order: dict[str, Any], descriptors: list[int], handles: list[int]) -> NoReturn:
@@ -93,9 +93,9 @@ class Birth:
         try:
             serve(self._prepared, listener, report)
         except AEnvError as exc:
-            send(report, {"failed": exc.to_wire()})
             sys.stderr.write(f"error: {exc}\n")
             sys.stderr.flush()
+            send(report, {"failed": exc.to_wire()})  # last: whoever hears it ends this process
             os._exit(1)
         except SystemExit as exc:
             os._exit(exc.code if isinstance(exc.code, int) else 1)

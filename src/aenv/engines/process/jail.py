@@ -18,7 +18,7 @@ import select
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def main(control: int, lifeline: int, *tasks: int) -> None:
     outer(privileged, network=not network)
 
     def build() -> None:
-        build_root(plan["root"], plan["binds"], plan["project"], network=network)
+        build_root(plan["root"], plan["binds"], plan["project"], network=network, points=plan["points"])
 
     stub = _inner(privileged, plan["users"], build, lambda: _stay(spawner, lifeline, plan))
     socket.send_fds(spawner, [struct.pack("I", 2) + b"{}"], [stub])
@@ -173,9 +173,9 @@ def _stay(spawner: socket.socket, lifeline: int, plan: dict[str, Any]) -> None:
     os._exit(0)
 
 
-def build_root(root: str, binds: dict[str, str], project: str, *, network: bool) -> None:
-    """Make ``root`` the root: this machine's programs and libraries, ``binds`` (inside: outside), the project, and
-    nothing else."""
+def build_root(root: str, binds: dict[str, str], project: str, *, network: bool, points: Iterable[str] = ()) -> None:
+    """Make ``root`` the root: this machine's programs and libraries, ``binds`` (inside: outside), the project, empty
+    directories at ``points``, and nothing else."""
     mount("tmpfs", root, "tmpfs", NOSUID | NODEV, "mode=755,size=1m")
     for path in ("proc", "tmp", "dev/pts", "dev/shm", "etc", "stage", "home/sandbox", "project", "run"):
         os.makedirs(f"{root}/{path}")
@@ -203,6 +203,8 @@ def build_root(root: str, binds: dict[str, str], project: str, *, network: bool)
     kernel.pivot_root(".", ".")
     kernel.unmount(".")
     os.chdir("/")
+    for path in points:  # whatever link is on the way, it leads to no place of this machine any more
+        os.makedirs(path, exist_ok=True)
     mount("none", "/", None, _REMOUNT | BIND | RDONLY | NOSUID | NODEV)
 
 

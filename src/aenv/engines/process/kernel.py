@@ -21,14 +21,22 @@ RDONLY, NOSUID, NODEV, NOEXEC = 1, 2, 4, 8
 BIND, RECURSIVE, PRIVATE = 4096, 16384, 1 << 18
 
 DETACH = 2
+_SET_FLAG, _SET_STRING, _CREATE, _CLOSE_ON_EXEC, _IDMAP = 0, 1, 6, 1, 1 << 20
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 24, 36, 38
 CAPABILITIES = struct.pack("Ii", 0x20080522, 0)
 """The head of a call that sets this process's own, in their third version."""
-_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
-_NUMBERS = {
-    "x86_64": {"close_range": 436, "mount_setattr": 442, "pivot_root": 155},
-    "aarch64": {"close_range": 436, "mount_setattr": 442, "pivot_root": 41},
+AT_FDCWD, _AT_RECURSIVE, _AT_EMPTY_PATH = -100, 0x8000, 0x1000
+FROM_DESCRIPTOR = 4
+"""A flag of ``move_mount``: what is moved is the descriptor itself."""
+_SHARED = {
+    "move_mount": 429,
+    "fsopen": 430,
+    "fsconfig": 431,
+    "fsmount": 432,
+    "close_range": 436,
+    "mount_setattr": 442,
 }
+_NUMBERS = {"x86_64": {**_SHARED, "pivot_root": 155}, "aarch64": {**_SHARED, "pivot_root": 41}}
 MACHINE = platform.machine()
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -47,8 +55,10 @@ def _checked(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def _syscall(name: str, *arguments: object) -> None:
-    _checked(_libc.syscall(ctypes.c_long(_NUMBERS[MACHINE][name]), *arguments), name)
+def _syscall(name: str, *arguments: object) -> int:
+    result: int = _libc.syscall(ctypes.c_long(_NUMBERS[MACHINE][name]), *arguments)
+    _checked(result, name)
+    return result
 
 
 Step = tuple[Callable[..., int], tuple[Any, ...]]
@@ -119,7 +129,26 @@ def unmount(target: str) -> None:
 def restrict(target: str, flags: int) -> None:
     """Add flags such as read-only to a mount and all below it."""
     attributes = struct.pack("QQQQ", flags, 0, 0, 0)
-    _syscall("mount_setattr", _AT_FDCWD, os.fsencode(target), _AT_RECURSIVE, attributes, ctypes.c_size_t(32))
+    _syscall("mount_setattr", AT_FDCWD, os.fsencode(target), _AT_RECURSIVE, attributes, ctypes.c_size_t(32))
+
+
+def detached_mount(kind: str, source: str, flags: int, *options: str) -> int:
+    """A descriptor of a mounted file system that is nowhere to be seen. It goes when the last who has it goes."""
+    context = _syscall("fsopen", kind.encode(), _CLOSE_ON_EXEC)
+    try:
+        _syscall("fsconfig", context, _SET_STRING, b"source", os.fsencode(source), 0)
+        for option in options:
+            _syscall("fsconfig", context, _SET_FLAG, option.encode(), None, 0)
+        _syscall("fsconfig", context, _CREATE, None, None, 0)
+        return _syscall("fsmount", context, _CLOSE_ON_EXEC, flags)
+    finally:
+        os.close(context)
+
+
+def map_owners(mounted: int, users: int) -> None:
+    """Show the owners of files in a detached mount as that user namespace, a descriptor, maps them."""
+    attributes = struct.pack("QQQQ", _IDMAP, 0, 0, users)
+    _syscall("mount_setattr", mounted, b"", _AT_EMPTY_PATH, attributes, ctypes.c_size_t(32))
 
 
 def pivot_root(new: str, old: str) -> None:

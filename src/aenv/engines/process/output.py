@@ -59,6 +59,8 @@ class Printed:
 
     def hide(self, hidden: Hidden) -> None:
         """Keep no secrets of what is printed from now on."""
+        if self._printing is not None:
+            self._keep(self._printing.end())
         self._printing = Printing(hidden)
 
     def since(self, position: int) -> tuple[int, bytes]:

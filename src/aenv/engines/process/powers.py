@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-from aenv.engines.process import cgroups, kernel, seccomp
+from aenv.engines.process import cgroups, kernel, loops, seccomp
 from aenv.engines.process.jail import python, rehearse
 from aenv.engines.process.seal import Seal
 from aenv.errors import Invalid, Unsupported, did_you_mean
@@ -42,6 +42,15 @@ class Powers(NamedTuple):
     """Limits on cpu, memory and processes; otherwise by rlimits as far as they go."""
     seccomp: bool = False
     lacks: tuple[Lack, ...] = ()
+
+    @property
+    def no_volumes(self) -> str:
+        """Why sandboxes can have no volumes; nothing when they seem to be able to."""
+        if not self.namespaces:
+            return "without namespaces nothing can be mounted in a sandbox"
+        if not self.privileged:
+            return "only root can mount a file system that keeps to its size"
+        return loops.missing()
 
 
 def choose(isolation: str, found: Powers | None = None) -> Powers:

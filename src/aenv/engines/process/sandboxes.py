@@ -17,7 +17,9 @@ from aenv.engines.process.egress import Egress
 from aenv.engines.process.jail import SPAN
 from aenv.engines.process.nursery import Nursery
 from aenv.engines.process.site import Site
+from aenv.engines.process.volumes import Held, Volumes
 from aenv.engines.process.wire import discard, failure, words
+from aenv.engines.stages import Stages
 from aenv.errors import AEnvError, Conflict, NotFound, SandboxLost, StartFailed, from_wire
 from aenv.runtime.hidden import Hidden
 
@@ -25,6 +27,10 @@ _CLEARING = 1.0
 """Seconds for which a failed start is cleared up before its caller is told; it goes on after that."""
 _NEWS = 1.0
 """Seconds between two things that a sandbox says of itself."""
+_LOOK = 1.0
+"""Seconds between two looks at how full the volumes of a sandbox are."""
+_PHASES = ("import", "setup", "health")
+"""What a sandbox may say that it is at, each once."""
 _KEPT = 1000
 """Ended sandboxes that are remembered with their reason."""
 
@@ -40,11 +46,15 @@ class Live:
         self.created_at = time.time()
         self.expires_at = self.created_at + spec["ttl"] if spec["ttl"] is not None else None
         self.hidden = Hidden.of(spec["secrets"], spec["environment_variables"]) if spec["secrets"] else None
+        self.stages = Stages(spec.get("before", {}))
         self.cell: Cell | None = None
         """The process that it is."""
         self.boot = ""
         self.key = secrets.token_urlsafe(32)
         """The token that the engine itself comes with."""
+        self.volumes: list[Held] = []
+        self.full = ""
+        """Which of them are full, in words."""
         self.teardown = False
         self.timer: asyncio.TimerHandle | None = None
         self.starting: asyncio.Task[None] | None = None
@@ -52,20 +62,23 @@ class Live:
         self.failing = False
         """Whether its start has failed, and is about to end it."""
         self.watching: asyncio.Task[None] | None = None
+        self.measuring: asyncio.Task[None] | None = None
         self.ending: asyncio.Task[None] | None = None
 
     def described(self) -> dict[str, Any]:
+        reason = "; ".join(filter(None, (self.reason, self.full)))
         return {
             "id": self.id,
             "url": self.cell.url if self.cell is not None and self.state == "Running" else "",
             "boot": self.boot,
             "state": self.state,
-            "reason": self.reason if self.hidden is None else self.hidden.text(self.reason),
+            "reason": reason if self.hidden is None else self.hidden.text(reason),
             "env": self.spec["env"],
             "owner": self.spec["owner"],
             "labels": self.spec["labels"],
             "created_at": self.created_at,
             "expires_at": self.expires_at,
+            "phases": self.stages.seconds,
         }
 
 
@@ -76,6 +89,7 @@ class Sandboxes:
         self._site = site
         self._cells = Cells(site)
         self._nursery = Nursery(site, self._cells.drop)
+        self._volumes = Volumes(why_not=site.powers.no_volumes)
         self._live: dict[str, Live] = {}
         self._ended: OrderedDict[str, Live] = OrderedDict()
         self._egress: Egress | None = None
@@ -123,10 +137,18 @@ class Sandboxes:
 
     async def update(self, id: str, ttl: float) -> dict[str, Any]:
         live = self._running(id)
-        live.spec["ttl"] = ttl
-        live.expires_at = time.time() + ttl
-        self._arm(live)
+        if not live.spec.get("lasting"):
+            live.spec["ttl"] = ttl
+            live.expires_at = time.time() + ttl
+            self._arm(live)
         return live.described()
+
+    async def hide(self, id: str, secrets: dict[str, str]) -> None:
+        """What a warm sandbox is told from now on is secret."""
+        live = self._running(id)
+        live.hidden = Hidden.of(secrets, secrets)
+        if live.hidden is not None and live.cell is not None:
+            live.cell.printed.hide(live.hidden)
 
     async def door(self, id: str) -> dict[str, Any]:
         """Where a sandbox is, and the token that opens it to the engine."""
@@ -138,6 +160,17 @@ class Sandboxes:
         live = self._find(id)
         begin, data = live.cell.printed.since(start) if live.cell is not None else (start, b"")
         return {"start": begin, "data": data.decode("latin-1")}
+
+    async def used(self, id: str) -> list[float]:
+        live = self._running(id)
+        assert live.cell is not None
+        return list(await asyncio.to_thread(self._cells.used, live.cell))
+
+    async def volumes(self, owner: str) -> dict[str, int]:
+        return await self._volumes.used(owner)
+
+    async def delete_volume(self, owner: str, name: str) -> None:
+        await self._volumes.delete(owner, name)
 
     async def close(self) -> None:
         """End everything."""
@@ -193,17 +226,21 @@ class Sandboxes:
         raise error or StartFailed(f"{live.id} did not start: {reason}")
 
     async def _bring_up(self, live: Live) -> None:
+        if wanted := live.spec.get("volumes"):
+            live.stages.begin("volumes")
+            await self._volumes.take(wanted, live.id, lambda: live.ending is not None, live.volumes)
+            live.volumes.sort(key=lambda held: held.mount)
         cell = await self._cell(live)
         if cell.outlet is not None:
             await self._admit(live, cell.outlet)
         if live.hidden is not None:
             cell.printed.hide(live.hidden)
+        live.stages.begin("serve")
         try:
             await cell.channel.send(self._secrets(live))
-            facts, descriptors = await cell.channel.receive()
+            facts = await self._come_up(live, cell)
         except SandboxLost:
             raise SandboxLost(await self._cells.why(cell)) from None
-        discard(descriptors)
         if not isinstance(facts, dict):
             raise SandboxLost("it sent nonsense")
         if failed := facts.get("failed"):
@@ -211,20 +248,40 @@ class Sandboxes:
         live.teardown, live.boot = facts.get("teardown") is True, words(facts.get("boot"), 64)
         if not live.boot.isalnum():
             raise SandboxLost("it sent nonsense")
+        live.stages.end()
         live.state = "Running"
         live.watching = asyncio.create_task(self._watch(live, cell))
         self._arm(live)
-        self._cells.stock(cell.zygote, cell.shape)
+        if live.volumes:
+            live.measuring = asyncio.create_task(self._measure(live))
+        else:
+            self._cells.stock(cell.zygote, cell.shape)
+
+    async def _come_up(self, live: Live, cell: Cell) -> Any:
+        """What a sandbox says when it is up, or is not to be; and until then, what it is at."""
+        expected = list(_PHASES)
+        while True:
+            facts, descriptors = await cell.channel.receive()
+            discard(descriptors)
+            phase = facts.get("phase") if isinstance(facts, dict) else None
+            if phase not in expected:
+                return facts
+            expected.remove(phase)
+            live.stages.begin(phase)
 
     async def _cell(self, live: Live) -> Cell:
         """A sealed process for it, from its zygote; from another one when that turns out to be dead."""
         shape = Shape.of(live.spec, self._site.network(live.spec))
         again = True
         while True:
-            zygote = await self._nursery.zygote(live.spec)
+            zygote = await self._nursery.zygote(live.spec, live.stages)
             live.cell = cell = self._cells.take(zygote, shape)
+            if live.volumes:
+                live.stages.begin("volumes")
+                mounted = await self._volumes.mount(live.volumes, self._cells.user(cell))
+                cell.add_volumes([held.mount for held in live.volumes], mounted)
             try:
-                await self._cells.seal(cell)
+                await self._cells.seal(cell, live.stages)
                 return cell
             except SandboxLost:
                 if not (again and await zygote.died()):
@@ -268,6 +325,7 @@ class Sandboxes:
             "datasource": datasource,
             "seed": spec["seed"],
             "idle": spec["idle"],
+            "warm": spec["warm"],
             "owner_token_sha256": spec["owner_token_sha256"],
             "engine_token_sha256": hashlib.sha256(live.key.encode()).hexdigest(),
         }
@@ -294,15 +352,24 @@ class Sandboxes:
                 break
             discard(descriptors)
             unhealthy = message.get("unhealthy") if isinstance(message, dict) else None
+            failed = message.get("failed") if isinstance(message, dict) and live.spec["warm"] else None
             if isinstance(unhealthy, str):
                 live.reason = f"unhealthy: {words(unhealthy, 1024)}" if unhealthy else ""
                 await asyncio.sleep(_NEWS)  # who says too much is heard less
                 if not cell.alive:  # however much it had to say
                     reason = await self._cells.why(cell)
+            elif failed:  # it was warm, and could not become what it was told
+                reason = failure(failed).message
             else:
                 reason = "it spoke to the engine unasked, which only hostile code does"
         ended_well = cell.exit is not None and cell.exit.done() and cell.exit.result() == 0
         self._end(live, "Terminated" if ended_well else "Failed", reason)
+
+    async def _measure(self, live: Live) -> None:
+        """Notice when a volume is full, and when it is not any more."""
+        while True:
+            live.full = "; ".join(filter(None, (held.full for held in live.volumes)))
+            await asyncio.sleep(_LOOK)
 
     def _end(self, live: Live, over: str, reason: str) -> asyncio.Task[None]:
         """End a sandbox, whatever it is doing. Once, however many ask; who asks first says why."""
@@ -316,15 +383,18 @@ class Sandboxes:
             live.starting.cancel()
             await asyncio.wait((live.starting,))
         live.state, live.reason = over, reason
+        live.stages.end()
         if live.timer is not None:
             live.timer.cancel()
-        if live.watching is not None:
-            live.watching.cancel()
+        for watching in (live.watching, live.measuring):
+            if watching is not None:
+                watching.cancel()
         if (cell := live.cell) is not None:
             await self._cells.end(cell, ask=live.teardown)
             if cell.outlet is not None and self._egress is not None:
                 with suppress(AEnvError, OSError):
                     await self._egress.remove(live.id)
+        await self._volumes.release(live.volumes)
         del self._live[live.id]
         if not live.deleted:
             self._ended[live.id] = live

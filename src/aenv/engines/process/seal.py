@@ -35,7 +35,8 @@ class Seal:
     def __init__(self, order: dict[str, Any], tasks: int) -> None:
         self._user, self._log = ctypes.c_uint(), ctypes.c_int()
         self._tasks = [ctypes.c_int() for _ in range(tasks)]
-        self._gaps = [(ctypes.c_uint(), ctypes.c_uint()) for _ in range(4)]
+        self._volumes = [(ctypes.c_int(), mount) for mount in order.get("volumes", ())]
+        self._gaps = [(ctypes.c_uint(), ctypes.c_uint()) for _ in range(4 + len(self._volumes))]
         self._size = ctypes.create_string_buffer(64)
         self._memory = 0
         self.handles: list[int] = []
@@ -54,10 +55,13 @@ class Seal:
 
     def fit(self, order: dict[str, Any], descriptors: list[int], handles: list[int]) -> None:
         """Fill in what is this instance's own."""
-        listener, report, self._log.value, *tasks = descriptors
+        listener, report, self._log.value, *rest = descriptors
+        volumes, tasks = rest[: len(self._volumes)], rest[len(self._volumes) :]
         for blank, task in zip(self._tasks, tasks, strict=True):
             blank.value = task
-        kept = sorted((listener, report, *handles))
+        for (blank, _), volume in zip(self._volumes, volumes, strict=True):
+            blank.value = volume
+        kept = sorted((listener, report, *handles, *volumes))
         for (low, high), before, after in zip(self._gaps, (2, *kept), (*kept, _END + 1), strict=False):
             low.value, high.value = (before + 1, after - 1) if after - before > 1 else (_END, _END)
         self._user.value = order["user"]
@@ -97,7 +101,28 @@ class Seal:
             steps.append(_mount(b"overlay", b"/project", b"overlay", NOSUID | NODEV, _OVERLAY))
         else:
             steps += [(self._copy, ()), _mount(b"/stage/project", b"/project", None, BIND)]
+        for volume, mount in self._volumes:
+            steps += self._mount_volume(volume, mount)
         return [*steps, step("umount2", b"/stage", DETACH), step("chdir", b"/project")]
+
+    def _mount_volume(self, volume: ctypes.c_int, mount: str) -> list[Step]:
+        """Put what the spawner mounted where the sandbox finds it."""
+        return [
+            (self._make_way, (mount,)),
+            system_call("move_mount", volume, b"", kernel.AT_FDCWD, os.fsencode(mount), kernel.FROM_DESCRIPTOR),
+            step("close", volume),
+        ]
+
+    def _make_way(self, mount: str) -> int:
+        """Make the directories that lead there, where they are the sandbox's own to make."""
+        missing = []
+        while not os.path.isdir(mount):
+            missing.append(mount)
+            mount = os.path.dirname(mount)
+        for path in reversed(missing):
+            os.mkdir(path)
+            os.chown(path, self._user.value, self._user.value)
+        return 0
 
     def _directory(self, path: bytes, mode: int) -> list[Step]:
         return [step("mkdir", path, mode), step("chown", path, self._user, self._user)]

@@ -143,8 +143,12 @@ _VERBS: dict[str, Callable[..., Awaitable[Any]]] = {
     "find": Sandboxes.find,
     "delete": Sandboxes.delete,
     "update": Sandboxes.update,
+    "hide": Sandboxes.hide,
     "door": Sandboxes.door,
     "output": Sandboxes.output,
+    "used": Sandboxes.used,
+    "volumes": Sandboxes.volumes,
+    "delete_volume": Sandboxes.delete_volume,
 }
 
 

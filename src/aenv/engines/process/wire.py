@@ -17,7 +17,12 @@ from aenv.errors import SandboxLost, StartFailed
 
 LARGEST = 1024 * 1024
 """Bytes of one message that a trusted process takes from one that is not."""
+IMPORTING = {"phase": "import"}
+"""What a process says when it begins to import the author's modules."""
 _MOST_DESCRIPTORS = 8
+"""Of a message that a trusted process takes from one that is not."""
+_MOST_GIVEN = 16
+"""Of one that it sends."""
 _PASS_PIDFD, _PIDFD, _PASS_RIGHTS = 76, 4, 83
 """Names that Python's socket module does not have: SO_PASSPIDFD and SCM_PIDFD, since Linux 6.5, and SO_PASSRIGHTS,
 since 6.16."""
@@ -140,12 +145,12 @@ def connect() -> tuple[Channel, Printed, int, int]:
 
 def receive_some(sock: socket.socket) -> tuple[bytes, list[int]]:
     """Some bytes, and the descriptors that came with them."""
-    data, ancillary = _receive(sock)
+    data, ancillary = _receive(sock, _MOST_GIVEN)
     return data, [found for kind, content in ancillary if kind == socket.SCM_RIGHTS for found in _descriptors(content)]
 
 
-def _receive(sock: socket.socket) -> tuple[bytes, list[tuple[int, bytes]]]:
-    space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4) + 2 * socket.CMSG_SPACE(16)
+def _receive(sock: socket.socket, most: int = _MOST_DESCRIPTORS) -> tuple[bytes, list[tuple[int, bytes]]]:
+    space = socket.CMSG_SPACE(most * 4) + 2 * socket.CMSG_SPACE(16)
     # What is executed later must not have them.
     data, ancillary, _, _ = sock.recvmsg(65536, space, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
     return data, [(kind, content) for level, kind, content in ancillary if level == socket.SOL_SOCKET]

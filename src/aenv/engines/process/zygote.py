@@ -23,7 +23,7 @@ from aenv import config, project
 from aenv.engines.process import kernel
 from aenv.engines.process.instance import Birth, serve
 from aenv.engines.process.jail import receive
-from aenv.engines.process.wire import receive_some, send
+from aenv.engines.process.wire import IMPORTING, receive_some, send
 from aenv.errors import AEnvError
 from aenv.runtime import forked, loader
 from aenv.runtime.preload import watch
@@ -48,13 +48,17 @@ def main(control: int) -> NoReturn:
         config.replace_environment(given)
         rehearse(found, serve, given)
         sys.argv = [found.name]
+        if order["preload"] is not False:
+            send(spawner, IMPORTING)
         with _Hooks() as hooks:
             loaded, facts = _prepare(found, order["preload"])
         facts["given"] = given
     except AEnvError as exc:
         send(spawner, {"failed": exc.to_wire()})
         os._exit(1)
-    birth = Birth(found, forked.Prepared(found, loaded, facts.get("changes") or {}), jailed=order["jailed"])
+    late = facts.get("variables", ()) if order["preload"] == "auto" else ()
+    prepared = forked.Prepared(found, loaded, facts.get("changes") or {}, late=late)
+    birth = Birth(found, prepared, jailed=order["jailed"])
     children = (_Children if order["jailed"] else _Plain)(spawner, hooks=hooks.asked)
     kernel.rehearse()
     gc.collect()
@@ -112,7 +116,7 @@ class _Plain:
     def _make(self, birth: Birth, order: dict[str, Any], descriptors: list[int]) -> None:
         """Fork a child. What the machine refuses is told, and harms nobody who is there already."""
         try:
-            if len(descriptors) < _GIVEN:
+            if len(descriptors) < _GIVEN + len(order["volumes"]):
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # the kernel gave as many as there was room for
             pid = self._fork(birth, order, descriptors)
             pidfd = os.pidfd_open(pid)

@@ -21,7 +21,9 @@ from aenv.engines.process.install import install
 from aenv.engines.process.output import Printed
 from aenv.engines.process.powers import Powers
 from aenv.engines.process.site import Site
-from aenv.engines.process.wire import Channel, close_all, connect, discard, failure, until, words
+from aenv.engines.process.volumes import made_outside
+from aenv.engines.process.wire import IMPORTING, Channel, close_all, connect, discard, failure, until, words
+from aenv.engines.stages import Stages
 from aenv.errors import AEnvError, SandboxLost, StartFailed
 
 _MEMORY = 4 * 1024**3
@@ -54,6 +56,8 @@ class Key(NamedTuple):
     network: str
     """``none``, ``proxy`` or ``full``."""
     datasource: str
+    mounts: tuple[str, ...] = ()
+    """Where they have volumes, in order."""
 
 
 class Zygote:
@@ -101,25 +105,37 @@ class Zygote:
         variables: dict[str, str],
         patience: float,
         memory: int,
+        stages: Stages,
     ) -> Self:
         """Install the project, start the process, and wait until everything is imported."""
         home = _home(site, number)
         try:
             async with asyncio.timeout(patience):
+                stages.begin("install")
                 (home / "root").mkdir(parents=True)
                 owner = site.users if site.powers.privileged and site.powers.namespaces else None
                 await asyncio.to_thread(install, Path(key.project), home / "project", owner)
-                return await cls._started(site, number, key, preload, variables, max(memory, _LEAST))
+                stages.begin("zygote")
+                return await cls._started(site, number, key, preload, variables, max(memory, _LEAST), stages)
         except TimeoutError:
             await asyncio.to_thread(_clear, site, number)
             raise StartFailed(f"the project was not imported within {patience:g} s") from None
         except BaseException:
             await asyncio.to_thread(_clear, site, number)
             raise
+        finally:
+            stages.end()
 
     @classmethod
     async def _started(
-        cls, site: Site, number: int, key: Key, preload: bool | str, variables: dict[str, str], memory: int
+        cls,
+        site: Site,
+        number: int,
+        key: Key,
+        preload: bool | str,
+        variables: dict[str, str],
+        memory: int,
+        stages: Stages,
     ) -> Self:
         channel, printed, report, log = connect()
         passed = [report, log]
@@ -140,7 +156,7 @@ class Zygote:
         finally:
             close_all(passed)
         try:
-            await made._introduce(process, key, preload, variables)
+            await made._introduce(process, key, preload, variables, stages)
         except BaseException as exc:
             ended = made._how_it_ended
             await made.close()
@@ -183,7 +199,12 @@ class Zygote:
         return "the project's first process ended"
 
     async def _introduce(
-        self, process: subprocess.Popen[bytes], key: Key, preload: bool | str, variables: dict[str, str]
+        self,
+        process: subprocess.Popen[bytes],
+        key: Key,
+        preload: bool | str,
+        variables: dict[str, str],
+        stages: Stages,
     ) -> None:
         powers = self._site.powers
         if powers.namespaces:
@@ -204,6 +225,10 @@ class Zygote:
         )
         facts, descriptors = await self._channel.receive()
         discard(descriptors)
+        if facts == IMPORTING:
+            stages.begin("import")
+            facts, descriptors = await self._channel.receive()
+            discard(descriptors)
         self.pid = self._channel.pid or self.pid
         if (handle := self._channel.take_pidfd()) is not None:
             os.close(handle)
@@ -384,6 +409,7 @@ def _plan(site: Site, number: int, key: Key) -> dict[str, Any]:
         "root": f"{_home(site, number)}/root",
         "project": f"{_home(site, number)}/project",
         "binds": binds,
+        "points": [mount for mount in key.mounts if made_outside(mount)],
         "network": key.network,
         "privileged": powers.privileged,
         "users": site.users,

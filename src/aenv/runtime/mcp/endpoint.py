@@ -11,7 +11,7 @@ from msgspec import UNSET, Raw
 from aenv import __version__
 from aenv.errors import AEnvError, Invalid, did_you_mean
 from aenv.runtime.answers import JSON, Answer, Kept, Request, Response, cancelled
-from aenv.runtime.functions import Function
+from aenv.runtime.functions import Function, Timing
 from aenv.runtime.mcp.headers import check_headers, check_mirrored
 from aenv.runtime.mcp.messages import (
     CANCELLED,
@@ -280,6 +280,7 @@ class Endpoint:
         session: Session | None,
         level: int | None,
     ) -> Reply:
+        timing = Timing()
         if params.name is None:
             raise Refused(INVALID_PARAMS, "params.name is missing: which tool?")
         tool = self._tools.get(params.name)
@@ -297,7 +298,7 @@ class Endpoint:
         answer = Answer(0 if session is None else None)
         call = Call(id, answer, Events(answer, session) if accepts_events else None, level)
         token = params.meta.progress_token if params.meta else None
-        answer.task = asyncio.create_task(self._run(call, tool.function, arguments, token, session))
+        answer.task = asyncio.create_task(self._run(call, tool.function, arguments, token, session, timing))
         if session is not None:
             session.calls[id] = answer
         return answer
@@ -309,11 +310,12 @@ class Endpoint:
         arguments: dict[str, Any],
         token: str | int | None,
         session: Session | None,
+        timing: Timing,
     ) -> None:
         try:
             context = self._service.context(function.name, call.notify, token)
-            result = await self._service.call_tool(function, arguments, context)
-            call.finish(self._result(call.id, result, session))
+            result = await self._service.call_tool(function, arguments, context, timing)
+            call.finish(self._result(call.id, result, session), [*JSON, timing.header()])
         except asyncio.CancelledError as exc:
             if lost := cancelled(exc):
                 call.fail(lost)
@@ -321,7 +323,7 @@ class Endpoint:
                 call.finish(error(CANCELLED, "Request cancelled", call.id))
             raise
         except AEnvError as exc:
-            call.fail(exc)
+            call.fail(exc, [*JSON, timing.header()])
         except Exception as exc:
             failed = AEnvError(f"the runtime failed: {exc!r}")
             call.fail(failed)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aenv.errors import AEnvError
-from aenv.runtime.answers import EVENTS, Answer, Headers, Kept, Response
+from aenv.runtime.answers import EVENTS, JSON, Answer, Headers, Kept, Response
 from aenv.runtime.mcp.messages import PLATFORM, Id, encode, error
 
 RESUMABLE = "2025-11-25"
@@ -87,16 +87,17 @@ class Call:
             self._events.begin()
         self._events.send(encode({"jsonrpc": "2.0", "method": method, "params": params}))
 
-    def fail(self, exc: AEnvError) -> None:
+    def fail(self, exc: AEnvError, headers: Headers = JSON) -> None:
         """Answer with a failure of the platform."""
-        self.finish(error(PLATFORM, str(exc), self.id, {"aenv": exc.to_wire()}))
+        self.finish(error(PLATFORM, str(exc), self.id, {"aenv": exc.to_wire()}), headers)
 
-    def finish(self, message: bytes, status: int = 200) -> None:
+    def finish(self, message: bytes, headers: Headers = JSON) -> None:
+        """Answer. The headers go with an answer in one piece; one that has begun has had its own."""
         if self.answer.status and self._events is not None:
             self._events.send(message)
             self.answer.close()
         else:
-            self.answer.reply(Response(status, message))
+            self.answer.reply(Response(200, message, headers))
 
 
 def hold_open(events: Events, closed: Callable[[], object]) -> Answer:

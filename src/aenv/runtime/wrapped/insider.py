@@ -16,7 +16,7 @@ from aenv.errors import AEnvError, Invalid, ToolError, from_wire
 from aenv.models import ToolResult
 from aenv.runtime.answers import Answer, Request
 from aenv.runtime.context import Context
-from aenv.runtime.functions import Function
+from aenv.runtime.functions import Function, Timing
 from aenv.runtime.mcp.messages import LEGACY, NO_METHOD, encode
 from aenv.runtime.registry import Mark
 from aenv.runtime.schema import Result
@@ -194,8 +194,8 @@ class ServerTool(Function):
         self._context = None
         self._is_async = True
 
-    async def call(self, arguments: dict[str, Any], context: Context) -> Any:
-        return await super().call({"arguments": arguments, "context": context}, context)
+    async def call(self, arguments: dict[str, Any], context: Context, timing: Timing | None = None) -> Any:
+        return await super().call({"arguments": arguments, "context": context}, context, timing)
 
     async def _run(self, arguments: dict[str, Any], context: Context) -> ToolResult:
         return await self._insider.call(self.name, arguments, context)

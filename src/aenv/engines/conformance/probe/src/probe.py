@@ -15,6 +15,7 @@ from aenv import Context, register_function, register_reward, register_tool
 
 _ORPHAN = "import os, time\nif os.fork():\n    os._exit(0)\ntime.sleep(120)"
 _count = 0
+_kept: list[bytes] = []
 
 
 @register_tool
@@ -128,6 +129,12 @@ def eat(megabytes: int) -> int:
     """Take memory, a piece at a time."""
     eaten = [b"x" * 1024 * 1024 + os.urandom(1) for _ in range(megabytes)]
     return len(eaten)
+
+
+@register_tool
+def keep(megabytes: int) -> None:
+    """Take memory, and keep it."""
+    _kept.extend(b"x" * 1024 * 1024 + os.urandom(1) for _ in range(megabytes))
 
 
 @register_tool
