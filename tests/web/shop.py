@@ -25,6 +25,7 @@ from aenv.errors import (
 from aenv.runtime.access import Hosts
 from aenv.runtime.protocol import Connections
 from aenv.web.app import App
+from aenv.web.metrics import Metrics
 from aenv.web.routes import Call, Header, Paged, Query, Route, Streamed, Upload
 from aenv.wire import PAGE, Audited
 
@@ -209,6 +210,8 @@ class Shop:
         ]
 
     def app(self) -> App:
+        metrics = Metrics()
+        metrics.gauge("aenv_items", "What there is.", lambda: 3)
         return App(
             self.routes(),
             title="Shop",
@@ -216,7 +219,7 @@ class Shop:
             guard=Hosts(loopback=True, allowed_hosts=["shop.test"]),
             audit=self.audited.append,
             max_body=100_000,
-            gauges=lambda: {"items": 3},
+            metrics=metrics,
         )
 
 

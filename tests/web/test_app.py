@@ -259,8 +259,9 @@ def test_metrics(server: Server) -> None:
     reply = ask(server, "GET", "/metrics")
     assert reply.headers["content-type"].startswith("text/plain")
     lines = reply.body.decode().splitlines()
-    assert 'aenv_http_answers_total{method="GET",route="/item/{name}",status="200"} 2' in lines
-    assert 'aenv_http_answers_total{method="-",route="-",status="404"} 1' in lines
+    assert 'aenv_api_requests_total{method="GET",endpoint="/item/{name}",status="200"} 2' in lines
+    assert 'aenv_api_requests_total{method="-",endpoint="-",status="404"} 1' in lines
+    assert 'aenv_api_request_duration_ms_count{method="GET",endpoint="/item/{name}",status="200"} 2' in lines
     assert "aenv_items 3" in lines
 
 

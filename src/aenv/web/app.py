@@ -15,11 +15,13 @@ import msgspec
 
 from aenv import __version__
 from aenv.auth.callers import Caller, Scope
+from aenv.errors import NetworkError
 from aenv.runtime.access import Hosts
 from aenv.runtime.protocol import Receive, Send
+from aenv.tracing import Tracer
 from aenv.web import openapi, pages
 from aenv.web.exchange import Exchange
-from aenv.web.metrics import Gauges, Metrics
+from aenv.web.metrics import CONTENT_TYPE, Metrics
 from aenv.web.routes import Call, Route, Streamed
 from aenv.web.table import Table
 from aenv.wire import Audited
@@ -39,7 +41,8 @@ class App:
         guard: Hosts,
         audit: Callable[[Audited], None] | None = None,
         max_body: int = MAX_BODY,
-        gauges: Gauges | None = None,
+        metrics: Metrics | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.title = title
         self.table = Table(complete(routes, self))
@@ -47,7 +50,10 @@ class App:
         self.guard = guard
         self.audit = audit
         self.max_body = max_body
-        self.metrics = Metrics(gauges)
+        self.metrics = metrics or Metrics()
+        self.tracer = tracer
+        self.draining = False
+        """Whether it is about to stop: it serves as before, and whoever asks after its health is told so."""
         self.stopping = False
         self._requests: set[asyncio.Task[Any]] = set()
         self._endless: set[asyncio.Future[None]] = set()
@@ -91,12 +97,14 @@ class App:
     # Its own routes, in the order of the table below.
 
     async def health(self, call: Call) -> dict[str, str]:
-        """Whether the service answers."""
+        """Whether the service answers, and is to be sent more: 503 when it is about to stop."""
+        if self.draining:
+            raise NetworkError("this server is about to stop", hint="ask another one, or again in a moment")
         return {"status": "ok", "service": self.title, "version": __version__}
 
     async def show_metrics(self, call: Call) -> Annotated[Streamed, "text/plain; version=0.0.4"]:
-        """What the service did so far, for Prometheus."""
-        return _page(self.metrics.text().encode(), "text/plain; version=0.0.4")
+        """What the service did so far, for Prometheus: a scraper needs a token for reading."""
+        return _page(self.metrics.text().encode(), CONTENT_TYPE)
 
     async def show_openapi(self, call: Call) -> Annotated[Streamed, "application/json"]:
         """This description, as OpenAPI 3.1."""

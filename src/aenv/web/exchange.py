@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, MutableMapping
+from contextlib import ExitStack
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from aenv import tracing
 from aenv.auth.callers import Caller
 from aenv.cleanup import finish
 from aenv.errors import AEnvError, NetworkError, RateLimited, TooLarge
 from aenv.runtime.protocol import Receive, Send
+from aenv.web import logs
 from aenv.web.endpoints import Endpoint
 from aenv.web.routes import Call, ClientLeft, Paged, Route, Streamed, Upload
 from aenv.web.table import Match, WrongMethod
@@ -37,6 +41,9 @@ LONGEST_TARGET = 256
 """Characters of the audit log for what was touched."""
 RETRY_AFTER = b"1"
 """Seconds after which a client that was turned away may ask again."""
+
+_PROBES = (b"/health", b"/metrics")
+"""What is asked for all the time, and begins no trace."""
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -76,6 +83,12 @@ class Exchange:
         self._transport = scope.get("aenv.transport")
         self._method: str = scope["method"]
         self._begun = False
+        self._began = time.monotonic()
+        self._error = ""
+        """The code of the failure that it is answered with."""
+        self._about: dict[str, Any] = {}
+        """What the log says of it."""
+        self._span: tracing.Span | None = None
         headers = dict(scope["headers"])
         self._call = Call(
             caller=_NOBODY,
@@ -92,6 +105,17 @@ class Exchange:
         return not isinstance(peer, tuple) or _is_loopback(peer[0])
 
     async def run(self) -> None:
+        call = self._call
+        with logs.about(request_id=call.request_id) as self._about, ExitStack() as stack:
+            above = call.headers.get(b"traceparent", b"")
+            if self._app.tracer is not None and (above or self._scope["raw_path"] not in _PROBES):
+                self._span = stack.enter_context(self._app.tracer.begin(self._method, above, kind="server"))
+                above = self._span.traceparent
+            if above and (trace := tracing.trace_id(above)):
+                self._about["trace_id"] = trace
+            await self._run()
+
+    async def _run(self) -> None:
         try:
             answer, status = await self._answer()
         except ClientLeft as exc:
@@ -121,6 +145,7 @@ class Exchange:
         if call.route.scope is not None:
             call.token = _bearer(call.headers.get(b"authorization", b""))
             call.caller = await self._app.authenticate(call.token or None)
+            self._about["owner"] = call.caller.owner
             call.caller.require(call.route.scope)
         arguments = endpoint.arguments(found.values, scope["query_string"], call.headers)
         upload = self._upload(endpoint)
@@ -190,13 +215,15 @@ class Exchange:
             hint = f"the service's log says why, under request {self._call.request_id}"
             exc = AEnvError("the service failed", hint=hint)
         status = 503 if isinstance(exc, NetworkError) else exc.status
+        self._error = exc.code
         headers = _JSON
         if status == 401:
             headers += ((b"www-authenticate", b"Bearer"),)
         if isinstance(exc, WrongMethod):
             headers += ((b"allow", ", ".join(exc.allowed).encode()),)
         if status == 503 or isinstance(exc, RateLimited):
-            headers += ((b"retry-after", RETRY_AFTER),)
+            later = exc.retry_after if isinstance(exc, RateLimited) else None
+            headers += ((b"retry-after", RETRY_AFTER if later is None else b"%d" % max(math.ceil(later), 1)),)
         envelope = {
             "success": False,
             "code": status,
@@ -216,8 +243,9 @@ class Exchange:
         """The answer is known: count it, and put it in the audit log when it changed something or was refused."""
         call = self._call
         self._begun = True
-        self._app.metrics.answered(call.route, status)
-        log.info("%s %d, request %s", self._action, status, call.request_id)
+        milliseconds = (time.monotonic() - self._began) * 1000
+        self._app.metrics.answered(call.route, status, milliseconds, self._error)
+        self._note(status, milliseconds)
         changes = bool(call.route.path) and call.route.method != "GET"
         if self._app.audit is not None and (changes or status in (401, 403)):
             self._app.audit(
@@ -231,6 +259,25 @@ class Exchange:
                     request_id=call.request_id,
                 )
             )
+
+    def _note(self, status: int, milliseconds: float) -> None:
+        """Write the answer into the log, and what is known of it into its span."""
+        call, endpoint = self._call, self._call.route.path or "-"
+        fields = {"method": self._method, "endpoint": endpoint, "status": status, "ms": round(milliseconds, 3)}
+        if self._error:
+            fields["error"] = self._error
+        if call.target:
+            fields[logs.kind(endpoint)] = _CONTROL.sub("?", call.target[:LONGEST_TARGET])
+        log.info("%s %d, request %s", self._action, status, call.request_id, extra=logs.fields(fields))
+        if self._span is not None:
+            self._span.name = self._action
+            self._span.set("http.request.method", self._method)
+            self._span.set("http.route", endpoint)
+            self._span.set("http.response.status_code", status)
+            self._span.set("aenv.request_id", call.request_id)
+            self._span.set("aenv.owner", call.caller.owner)
+            if status >= 500:
+                self._span.end(error=self._error)
 
     def _headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
         call = self._call
