@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +12,8 @@ from benchmarks.measure import Effort, Line, interleave, line, rate
 from benchmarks.processes import OURS, Server, Worker, ours, running, server
 
 TOKEN = "of-the-benchmark"
-MOST_LATENCY, LEAST_THROUGHPUT = 4.0, 1 / 5
+MOST_LATENCY, LEAST_THROUGHPUT, MOST_SHARED = 4.0, 1 / 5, 1.2
+MOST_WATCHED, MOST_TRACED = 1.15, 1.4
 SMALL_CALLS, LARGE_CALLS, PEER_CALLS = 960, 480, 64
 
 
@@ -51,11 +53,59 @@ def hop(effort: Effort) -> list[Line]:
         return [*compared("add", SMALL_CALLS, ""), *compared("echo", LARGE_CALLS, ", 64 KB")]
 
 
+def service(effort: Effort) -> list[Line]:
+    """CPU of the gateway for a call to a service, which it shares out, beside one to an instance."""
+    with (
+        server(ours("echo")) as sandbox,
+        _gateway(sandbox) as gateway,
+        _client(gateway, f"{gateway.url}/env-service/both") as shared,
+        _client(gateway, f"{gateway.url}/env-instance/one") as single,
+    ):
+        warm_up(shared, single)
+        many, one = interleave(
+            effort.rounds(21),
+            lambda: shared.round("add_once", SMALL_CALLS, CALLERS).server_cpu,
+            lambda: single.round("add_once", SMALL_CALLS, CALLERS).server_cpu,
+        )
+    return [line("service call, gateway CPU", "µs", many, "instance call", one, limit=MOST_SHARED, scale=1e6)]
+
+
+def observed(effort: Effort) -> list[Line]:
+    """CPU of the gateway for a call that is counted and logged as JSON, and for one that is traced, beside neither."""
+    with (
+        server(ours("echo")) as sandbox,
+        running([OURS, "-m", "benchmarks.servers.collector"], piped=True) as collector,
+        _gateway(sandbox) as plain,
+        _gateway(sandbox, "watched") as watched,
+        _gateway(sandbox, f"http://127.0.0.1:{_port(collector)}") as traced,
+        _client(plain, f"{plain.url}/env-instance/one") as without,
+        _client(watched, f"{watched.url}/env-instance/one") as with_lines,
+        _client(traced, f"{traced.url}/env-instance/one") as with_spans,
+    ):
+        warm_up(without, with_lines, with_spans)
+        bare, lines, spans = interleave(
+            effort.rounds(21),
+            lambda: without.round("add", SMALL_CALLS, CALLERS).server_cpu,
+            lambda: with_lines.round("add", SMALL_CALLS, CALLERS).server_cpu,
+            lambda: with_spans.round("add", SMALL_CALLS, CALLERS).server_cpu,
+        )
+    return [
+        line(
+            "call with metrics and JSON logs, gateway CPU", "µs", lines, "without", bare, limit=MOST_WATCHED, scale=1e6
+        ),
+        line("call with a trace, gateway CPU", "µs", spans, "without", bare, limit=MOST_TRACED, scale=1e6),
+    ]
+
+
 @contextmanager
-def _gateway(sandbox: Server) -> Iterator[Server]:
-    with running([OURS, "-m", "benchmarks.servers.gateway", sandbox.url, TOKEN], piped=True) as process:
-        assert process.stdout is not None
-        yield Server(process.pid, int(process.stdout.readline()), 0.0)
+def _gateway(sandbox: Server, *how: str) -> Iterator[Server]:
+    with running([OURS, "-m", "benchmarks.servers.gateway", sandbox.url, TOKEN, *how], piped=True) as process:
+        yield Server(process.pid, _port(process), 0.0)
+
+
+def _port(process: subprocess.Popen[bytes]) -> int:
+    assert process.stdout is not None
+    return int(process.stdout.readline())
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -13,9 +14,38 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 FIXTURES = Path(__file__).parent / "fixtures"
+
+
+class Reply(NamedTuple):
+    """An answer that a server gave."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def data(self) -> Any:
+        """What a success has for its caller."""
+        assert self.status == 200, f"{self.status}: {self.body.decode(errors='replace')}"
+        return self.json["data"]
+
+    @property
+    def events(self) -> list[Any]:
+        """The messages of an event stream."""
+        found = []
+        for event in self.body.replace(b"\r\n", b"\n").split(b"\n\n"):
+            data = b"".join(line[6:] for line in event.split(b"\n") if line.startswith(b"data: "))
+            if data:
+                found.append(json.loads(data))
+        return found
 
 
 class Sandbox:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -153,6 +155,30 @@ async def test_a_connection_closed_while_idle_costs_nothing() -> None:
     async with server(script) as url:
         for number in range(1, 4):
             assert (await http.request("POST", url, "/", retries=0, repeatable=True)).body == b"%d" % number
+
+
+async def test_what_must_not_be_sent_twice_is_not_sent_on_a_connection_that_has_ended() -> None:
+    go, ended = threading.Event(), threading.Event()
+
+    def serve(listening: socket.socket) -> None:
+        for _ in range(2):
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(OK)
+                go.wait(30)
+            ended.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, args=(listening,))
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        assert (await http.request("POST", url, "/")).body == b"ok"
+        go.set()
+        assert ended.wait(30)  # and the event loop has not heard of it
+        assert (await http.request("POST", url, "/")).body == b"ok"
+        thread.join(30)
+        await http.close()
 
 
 async def test_a_cancelled_request_leaves_no_answer_for_the_next() -> None:

@@ -1,9 +1,11 @@
 """Small calls and calls with 64 KB both ways, with a token: ``python -m benchmarks.workers.hop URL TOKEN``."""
 
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
 
 from aenv import http
 from benchmarks import wire
@@ -19,6 +21,8 @@ async def client(url: str, token: str) -> AsyncIterator[Calls]:
     small = (headers + bearer).encode(), wire.add()
     large = (f"Content-Type: application/json\r\n{bearer}").encode(), json.dumps({"text": "x" * SIZE}).encode()
 
+    numbers = count(os.getpid() << 32)  # no two calls have the same id, whichever client makes them
+
     async def add() -> None:
         response = await http.request("POST", url, "/mcp", headers=small[0], body=small[1], repeatable=True)
         wire.check(response.status, response.body)
@@ -28,7 +32,12 @@ async def client(url: str, token: str) -> AsyncIterator[Calls]:
         if response.status != 200 or len(response.body) < SIZE:
             raise RuntimeError(f"wrong answer (status {response.status}): {response.body[:500]!r}")
 
-    yield {"add": add, "echo": echo}
+    async def add_once() -> None:
+        headers = b"%bAEnv-Call-Id: %d\r\n" % (small[0], next(numbers))
+        response = await http.request("POST", url, "/mcp", headers=headers, body=small[1], repeatable=True)
+        wire.check(response.status, response.body)
+
+    yield {"add": add, "echo": echo, "add_once": add_once}
     await http.close()
 
 

@@ -38,6 +38,8 @@ from aenv.http.connections import (
     target as target,
 )
 from aenv.http.streams import Stream as Stream
+from aenv.http.upgrades import SWITCHED as SWITCHED
+from aenv.http.upgrades import Upgraded as Upgraded
 
 IDLE = 60.0
 """Seconds an unused connection is kept; shorter than a sandbox keeps its side."""
@@ -46,6 +48,7 @@ CONNECT_TIMEOUT = 10.0
 BUSY = (429, 503)
 RECONNECTS = 2
 """A process that is gone stays gone: asking it ten times would only hide that."""
+_UNKNOWN = "whether it did what was asked is not known"
 _BACKOFF = 0.05
 _LONGEST_BACKOFF = 5.0
 
@@ -126,6 +129,25 @@ async def stream(
         connection.abort()
 
 
+@asynccontextmanager
+async def upgrade(
+    base: str, path: str, protocol: str, *, headers: bytes = b"", patience: float = CONNECT_TIMEOUT
+) -> AsyncIterator[Upgraded]:
+    """Ask by POST to go on with another protocol. What this yields has status 101 when the server agreed, and is then
+    read and written; else it is the server's answer. Leaving ends the connection. ``patience`` is for the answer."""
+    where = target(base)
+    lines = b"%bConnection: Upgrade\r\nUpgrade: %b\r\n" % (headers, protocol.encode())
+    head = b"%bContent-Length: 0\r\n\r\n" % _head("POST", where, path, lines)
+    connection = await _pool().connect(where, Upgraded)
+    try:
+        await connection.begin(where, head, b"", 0, patience)
+        if connection.status == SWITCHED:
+            connection.endless()
+        yield connection
+    finally:
+        connection.abort()
+
+
 def _head(method: str, where: Target, path: str, headers: bytes) -> bytes:
     path = where.prefix + path
     if not (path.isascii() and path.isprintable()) or " " in path or headers.count(b"\n") != headers.count(b"\r\n"):
@@ -152,7 +174,7 @@ class _Pool:
 
     async def exchange(self, where: Target, head: bytes, body: bytes, repeatable: bool, most: int) -> Response:
         while True:
-            connection = self._take(where)
+            connection = self._take(where, surely=not repeatable)
             reused = connection is not None
             if connection is None:
                 connection = await self.connect(where, Connection)
@@ -161,18 +183,20 @@ class _Pool:
             except NeverAnswered as exc:
                 if reused and repeatable:  # most likely closed while it lay idle
                     continue
-                raise NetworkError(f"{where.shown} closed the connection without an answer") from exc
+                hint = None if repeatable else _UNKNOWN
+                raise NetworkError(f"{where.shown} closed the connection without an answer", hint=hint) from exc
             if connection.reusable:
                 self._give(where, connection)
             return response
 
-    def _take(self, where: Target) -> Connection | None:
+    def _take(self, where: Target, *, surely: bool) -> Connection | None:
+        """One that was used before; ``surely`` leaves out those whose end has come and was not heard of yet."""
         idle = self._idle.get(where)
         oldest = self.loop.time() - IDLE
         while idle:
             connection = idle.pop()
             self._kept -= 1
-            if connection.reusable and connection.since > oldest:
+            if connection.reusable and connection.since > oldest and not (surely and connection.stirs):
                 return connection
             connection.close()
         return None

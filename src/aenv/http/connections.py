@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import select
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -124,6 +125,15 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         self._transport.close()
+
+    @property
+    def stirs(self) -> bool:
+        """Whether something has come that nobody asked for: most likely its end, of which we were not told yet."""
+        if self._transport.is_closing() or not hasattr(select, "poll"):
+            return bool(self._transport.is_closing())
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     # asyncio.Protocol
 

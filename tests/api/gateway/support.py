@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aenv.api.gateway import Gateway, Place
+from aenv.api.gateway import Answered, Gateway, Place, Replicas
 from aenv.auth.callers import Caller, Scope
-from aenv.errors import NotFound, Unauthorized
+from aenv.errors import AEnvError, NotFound, Unauthorized
 from aenv.runtime import tokens
+from tests.support import Reply
 
 PATIENCE = 30.0
 KEY = b"k" * 32
@@ -64,6 +64,45 @@ class Known:
 
 def place(url: str, id: str = "one") -> Place:
     return Place(id, url, "anna", OWNER_TOKEN)
+
+
+class Served:
+    """Services that are as the test says: one, unless it says more."""
+
+    def __init__(self, *ready: str, id: str = "both") -> None:
+        """With a replica at each URL, called r0, r1 and so on."""
+        self.all: dict[str, Replicas] = {}
+        self.heard: dict[str, Replicas] = self.all
+        """What is known without asking."""
+        self.asked = 0
+        self.set(*(place(url, f"r{number}") for number, url in enumerate(ready)), id=id)
+
+    def set(
+        self, *ready: Place, leaving: tuple[Place, ...] = (), id: str = "both", failure: AEnvError | None = None
+    ) -> None:
+        """From now on, these are its replicas."""
+        self.all[id] = Replicas(id, "anna", OWNER_TOKEN, ready, leaving, failure)
+
+    def known(self, id: str) -> Replicas | None:
+        return self.heard.get(id)
+
+    async def find(self, id: str) -> Replicas:
+        self.asked += 1
+        await asyncio.sleep(0)
+        if id not in self.all:
+            raise NotFound(f"no service {id}")
+        found = self.heard[id] = self.all[id]
+        return found
+
+
+class Seen:
+    """A watcher that remembers."""
+
+    def __init__(self) -> None:
+        self.calls: list[Answered] = []
+
+    def answered(self, call: Answered) -> None:
+        self.calls.append(call)
 
 
 @contextlib.asynccontextmanager
@@ -155,16 +194,6 @@ def ok(body: bytes = b"fine", extra: str = "") -> bytes:
     return f"HTTP/1.1 200 OK\r\n{extra}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-class Reply(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-
 class Client:
     """A connection whose every byte is the test's own."""
 
@@ -182,6 +211,9 @@ class Client:
     def put(self, path: str, headers: str) -> None:
         """The head of a request whose body is to follow."""
         self.send(f"PUT {path} HTTP/1.1\r\nHost: localhost\r\n{OWNER}{headers}\r\n")
+
+    def delete(self, path: str, headers: str = OWNER) -> None:
+        self.get(path, headers, "DELETE")
 
     def post(self, path: str, body: bytes = b"", headers: str = OWNER) -> None:
         self.send(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: {len(body)}\r\n\r\n", body)
@@ -252,6 +284,13 @@ async def asked(
     async with client(gateway) as one:
         one.get(path, headers, method, host)
         return await one.reply(bare=method == "HEAD")
+
+
+async def posted(gateway: Gateway, path: str, body: bytes = b"", headers: str = OWNER) -> Reply:
+    """One request with a body, on a connection of its own."""
+    async with client(gateway) as one:
+        one.post(path, body, headers)
+        return await one.reply()
 
 
 class Count:

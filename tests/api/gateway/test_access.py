@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from aenv import Environment, attach, http
 from aenv.errors import Conflict
-from aenv.runtime import tokens
-from tests.api.gateway.support import AGENT_TOKEN, OWNER, OWNER_TOKEN, Known, Reply, asked, client, place, serving
-from tests.support import FIXTURES, Sandbox, sandbox
+from tests.api.gateway.support import AGENT_TOKEN, OWNER, OWNER_TOKEN, Known, Reply, asked, client, serving
 
 ONE = "/env-instance/one"
 NONE = ""
@@ -18,17 +14,6 @@ NONE = ""
 
 def bearer(token: str) -> str:
     return f"Authorization: Bearer {token}\r\n"
-
-
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Sandbox]:
-    with sandbox(FIXTURES / "lab", variables={"AENV_OWNER_TOKEN_SHA256": tokens.digest(OWNER_TOKEN)}) as running:
-        yield running
-
-
-@pytest.fixture
-def directory(lab: Sandbox) -> Known:
-    return Known(place(lab.url))
 
 
 @pytest.mark.parametrize(
@@ -50,6 +35,7 @@ def directory(lab: Sandbox) -> Known:
 async def test_what_a_token_opens(directory: Known, headers: str, tools: int, info: int, known: bool) -> None:
     if not known:
         directory.running.clear()
+    headers += "X-Request-Id: mine\r\n"
     async with serving(directory) as gateway:
         assert (await asked(gateway, f"{ONE}/tools", headers)).status == tools
         assert (await asked(gateway, "/tools", f"{headers}AEnvCore-EnvInstance-ID: one\r\n")).status == tools
@@ -60,7 +46,7 @@ async def test_what_a_token_opens(directory: Known, headers: str, tools: int, in
             assert here.body.replace(b"one", b"two") == elsewhere.body
             assert here.headers == elsewhere.headers
         else:
-            assert elsewhere.status == (404 if headers in (bearer("anna"), bearer("admin")) else 401)
+            assert elsewhere.status == (404 if headers.startswith((bearer("anna"), bearer("admin"))) else 401)
     assert directory.used.count("one") == len(directory.used)
     assert bool(directory.used) is (tools == 200)
 
@@ -103,7 +89,7 @@ async def test_the_gateways_own_routes(directory: Known) -> None:
     async with serving(directory) as gateway:
         assert (await asked(gateway, "/health", NONE)).json == {"success": True, "data": {"status": "healthy"}}
         assert (await asked(gateway, "/health", NONE, "HEAD")).status == 200
-        assert _failure(await asked(gateway, "/env-service/x/mcp")) == (501, "unsupported")
+        assert _failure(await asked(gateway, "/env-service/x/mcp")) == (501, "unsupported")  # it was given none
         assert _failure(await asked(gateway, "/mcp")) == (404, "not_served")
         assert _failure(await asked(gateway, "/", NONE)) == (404, "not_served")
         assert _failure(await asked(gateway, "/health", NONE, "POST")) == (404, "not_served")

@@ -9,7 +9,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,6 @@ from aenv.engines.specs import complete
 from aenv.errors import SandboxLost
 from aenv.models import EnvRef, SandboxSpec
 from aenv.project import read
-from aenv.runtime import tokens
 from tests.api.gateway.support import (
     AGENT_TOKEN,
     OWNER,
@@ -33,24 +32,12 @@ from tests.api.gateway.support import (
     head,
     inside,
     ok,
-    place,
     serving,
 )
 from tests.engines.process.lab import isolation_or_skip
 from tests.support import FIXTURES, Sandbox, sandbox, until
 
 MB = 1024 * 1024
-
-
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Sandbox]:
-    with sandbox(FIXTURES / "lab", variables={"AENV_OWNER_TOKEN_SHA256": tokens.digest(OWNER_TOKEN)}) as running:
-        yield running
-
-
-@pytest.fixture
-def directory(lab: Sandbox) -> Known:
-    return Known(place(lab.url))
 
 
 def host(gateway: Gateway, port: int, *, seconds: float = 1000, id: str = "one") -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from aenv.api.gateway.exposed import Exposed, Names
 from aenv.api.gateway.failures import BadRequest, Expired, NotExpected
-from aenv.api.gateway.heads import Answer, Head
+from aenv.api.gateway.heads import Address, Answer, Head
 from aenv.errors import Forbidden, Invalid
 
 KEY = b"k" * 32
@@ -108,10 +108,12 @@ def test_expectations() -> None:
 
 def test_a_prefix_stays_in_front() -> None:
     found = read(url=b"/env-instance/one/mcp?x=/../")
-    assert found.address() == "one"
+    assert found.address() == Address("one")
     assert found.to_sandbox("/base", "secret").startswith(b"GET /base/mcp?x=/../ HTTP/1.1\r\nHost: localhost\r\n")
     bare = read(url=b"/env-instance/one")
-    assert (bare.address(), bare.path) == ("one", b"/")
+    assert (bare.address(), bare.path) == (Address("one"), b"/")
+    service = read(url=b"/env-service/one/mcp")
+    assert (service.address(), service.path) == (Address("one", is_service=True), b"/mcp")
 
 
 @pytest.mark.parametrize(

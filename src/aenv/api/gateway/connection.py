@@ -32,6 +32,8 @@ STALLED = 60.0
 """Seconds in which a client must take something of what it is sent."""
 LINGER = 5.0
 """Seconds a client has to hear that the rest of its request is not wanted."""
+FAREWELL = 1.0
+"""Seconds in which what a client has just sent arrives, when we end."""
 MOST_WAITING = 16
 """Requests that may wait for the answer to an earlier one."""
 PROBED = 60
@@ -210,7 +212,9 @@ class Connection(asyncio.Protocol):
         except AEnvError as exc:
             self._fault = exc
             return
-        exchange = self._reading = Exchange(self, head, self._gateway.router)
+        gateway = self._gateway
+        watch = gateway.watching.begin(head) if gateway.watching is not None else None
+        exchange = self._reading = Exchange(self, head, gateway.router, watch)
         self._last = (exchange, head) if parser.should_upgrade() else None
         if not head.has_body:
             exchange.received = True
@@ -248,7 +252,7 @@ class Connection(asyncio.Protocol):
         if self._fault is not None:
             self._reject(self._fault)
         elif self._closing:
-            self.transport.close()
+            self._part()
 
     def send(self, data: bytes) -> None:
         if not self.transport.is_closing():
@@ -279,10 +283,11 @@ class Connection(asyncio.Protocol):
         """Client and sandbox go on with a protocol of their own."""
         self._relay = Relay(self.transport, upstream.transport, active=exchange.touch)
         self._relay.begin(exchange.early, rest, one_full=self.stalled, other_full=upstream.full)
-        self._relay.ended.add_done_callback(lambda _: self._parted(upstream))
+        self._relay.ended.add_done_callback(lambda _: self._parted(upstream, exchange))
 
-    def _parted(self, upstream: Upstream) -> None:
+    def _parted(self, upstream: Upstream, exchange: Exchange) -> None:
         upstream.connection_lost(None)
+        exchange.over()
         self._gateway.lost(self)
 
     def _reject(self, fault: AEnvError) -> None:
@@ -301,18 +306,28 @@ class Connection(asyncio.Protocol):
         else:
             self.regulate()
 
-    def _linger(self) -> None:
+    def _linger(self, patience: float = LINGER) -> None:
         """Close, after the client had time to read the answer: closed at once, what it still sends would destroy it."""
         self._lingers = self._closing = True
-        self._since = self.now
+        self._since = self.now + patience - LINGER
         self._waiting.clear()
         if self.transport.is_closing():
             return
         self._pause(False)
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        else:
+        if not self.transport.can_write_eof():
             self.transport.close()
+            return
+        try:
+            self.transport.write_eof()
+        except OSError:  # the client has left already
+            self.transport.abort()
+
+    def _part(self) -> None:
+        """End a connection on which nothing was asked. What the client may just be asking does not run: it is told so
+        beforehand, since the mere end of the connection would leave that open."""
+        busy = failures.Busy("this server has ended", hint="ask again: nothing ran")
+        self.send(failures.answer(busy, close=True, page=False))
+        self._linger(FAREWELL)
 
     def _leave(self) -> None:
         self._closing = True
@@ -372,7 +387,7 @@ class Connection(asyncio.Protocol):
         """Answer what was asked, and take no more."""
         self._closing = True
         if self._relay is None and self._active is None and not self._waiting and not self._lingers:
-            self.transport.close()
+            self._part()
 
     def abort(self) -> None:
         """End it, whatever is under way."""

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 import httptools
 
 from aenv.api.gateway import failures
-from aenv.api.gateway.exposed import NO_REFERRER, Exposed
-from aenv.api.gateway.heads import MOST_HEAD, Answer, Head, Headers
-from aenv.api.gateway.router import Passage, Router
+from aenv.api.gateway.exposed import NO_REFERRER
+from aenv.api.gateway.heads import MOST_HEAD, Address, Answer, Head, Headers
+from aenv.api.gateway.passages import Passage
+from aenv.api.gateway.router import Router
 from aenv.api.gateway.upstream import Upstream
-from aenv.errors import AEnvError, NetworkError
+from aenv.api.gateway.watching import Watch
+from aenv.errors import AEnvError, NetworkError, SandboxError
 
 if TYPE_CHECKING:
     from aenv.api.gateway.connection import Connection
@@ -39,6 +41,7 @@ class Exchange:
         "_answered",
         "_back",
         "_bare",
+        "_begins",
         "_begun",
         "_chunks",
         "_connection",
@@ -63,17 +66,19 @@ class Exchange:
         "_untold",
         "_upstream",
         "_wanted",
+        "_watch",
         "done",
         "early",
         "received",
     )
 
-    def __init__(self, connection: Connection, head: Head, router: Router) -> None:
+    def __init__(self, connection: Connection, head: Head, router: Router, watch: Watch | None = None) -> None:
         self._connection = connection
         self._head = head
         self._router = router
+        self._watch = watch
         self._exposed = router.is_exposed(head)
-        self._wanted: Exposed | None = None
+        self._wanted: Address | None = None
         self._passage: Passage | None = None
         self._upstream: Upstream | None = None
         self._task: asyncio.Task[None] | None = None
@@ -87,6 +92,8 @@ class Exchange:
         self._sent: list[bytes] | None = [] if head.repeatable and head.upgrade is None else None
         """What was passed on, for as long as it may have to be once more."""
         self._repeats = 0
+        self._begins = 0
+        """Where the body begins in what was sent; 0 when nothing was."""
         # The answer
         self.done = False
         self._begun = False
@@ -119,6 +126,7 @@ class Exchange:
         try:
             self._wanted = self._router.wanted(self._head, exposed=self._exposed)
             if self._wanted is None:
+                self._watch = None
                 self._answer(failures.healthy(close=self._closes(), with_body=self._head.method != b"HEAD"))
                 return
             passage = self._passage = self._router.at_once(self._wanted, self._head)
@@ -181,6 +189,15 @@ class Exchange:
         if self._upstream is not None:
             self._upstream.give_up()
             self._upstream = None
+        self.over()
+
+    def over(self) -> None:
+        """Nothing more comes of it, however it went. Safe to call twice."""
+        if self._passage is not None:
+            self._passage.leave()
+        if self._watch is not None:
+            watch, self._watch = self._watch, None
+            watch.ended(self._head, self._wanted, self._passage)
 
     def touch(self) -> None:
         """Let it be known that the instance is in use."""
@@ -194,7 +211,7 @@ class Exchange:
             try:
                 await work()
             except AEnvError as exc:
-                self.refuse(exc)
+                self.refuse(self._told(exc))
             except Exception:
                 log.exception("the gateway failed")
                 self.refuse(AEnvError("the gateway failed", hint="its log says how"))
@@ -204,35 +221,60 @@ class Exchange:
     async def _find(self) -> None:
         assert self._wanted is not None
         passage = self._passage = self._passage or await self._router.find(self._wanted, self._head)
-        self._attach(passage.sandbox.take(passage.port) or await self._router.connect(passage.sandbox, passage.port))
+        self._attach(await self._router.connect(passage))
 
-    def _attach(self, upstream: Upstream, *sent: bytes) -> None:
-        """Pass on what there is, after what was sent before on another connection."""
-        assert self._passage is not None
+    def _attach(self, upstream: Upstream, *body: bytes) -> None:
+        """Pass on what there is, after what of the body was sent before on another connection."""
+        passage = self._passage
+        assert passage is not None
         self._task = None
         self._upstream = upstream
         upstream.user = self
         self.touch()
-        self._out[:0] = sent or (self._passage.head,)
+        if passage.crew is not None:
+            self._router.sent(passage)
+        if self._watch is not None:
+            self._watch.passed()
+        self._begins = len(passage.head)
+        self._out[:0] = (passage.head, *body)
         self.flush()
         upstream.hold(self._connection.stalled)
         self._connection.regulate()
 
     async def _again(self) -> None:
         """The connection ended without an answer: find out why, and where that does no harm, ask once more."""
-        assert self._passage is not None
-        upstream = await self._router.reconnect(self._passage.sandbox, self._passage.port)
-        if self._sent is not None and self._repeats < REPEATS:
-            self._repeats += 1
-            sent, self._sent = self._sent, []
-            self._reset()
-            self._attach(upstream, *sent)
-            return
-        upstream.sandbox.give(upstream, self._connection.now)
+        passage = self._passage
+        assert passage is not None
+        can_repeat = self._sent is not None and self._repeats < REPEATS
+        if passage.crew is None or can_repeat:
+            upstream = await self._router.reconnect(passage, only_looks=self._head.only_looks)
+            if self._sent is not None and can_repeat:
+                self._repeats += 1
+                body, self._sent = b"".join(self._sent)[self._begins :], []
+                self._reset()
+                self._attach(upstream, body)
+                return
+            upstream.sandbox.give(upstream, self._connection.now)
+        else:
+            self._router.broke(passage)
         message = "the sandbox closed the connection without an answer"
-        if self._head.repeatable:
+        # Whoever asks a service again under the id of a call may come to another replica, which does not know it.
+        of_service = passage.crew is not None or self._is_for_service
+        if self._head.only_looks or (self._head.repeatable and not of_service):
             raise failures.Busy(message, hint="ask again: it does no harm")
         raise NetworkError(message, hint="whether it did what was asked is not known")
+
+    @property
+    def _is_for_service(self) -> bool:
+        """Whether another gateway passes on to us what was asked of a service."""
+        return self._head.headers.get(b"aenv-hop") == b"service"
+
+    def _told(self, error: AEnvError) -> AEnvError:
+        """What a failure is to whoever asked: to a service's gateway, what did not get as far as the sandbox did not
+        run, and may go to another replica."""
+        if self._is_for_service and not self._begins and isinstance(error, SandboxError | NetworkError):
+            return failures.Busy(error.message, hint=error.hint)
+        return error
 
     # From the connection to the sandbox
 
@@ -306,7 +348,7 @@ class Exchange:
         elif answer.status >= 200:
             self._begin(answer)
         elif not self._head.is_old:
-            self._back.append(answer.to_client())
+            self._back.append(answer.to_client(answer.as_told()))
 
     def on_body(self, part: bytes) -> None:
         self._untold = 0
@@ -337,7 +379,9 @@ class Exchange:
         self._bare = has_no_length and not is_empty and self._head.is_old
         self._until_end = has_no_length and not is_empty and not answer.chunked
         self._keep = not self._closes()
-        lines = []
+        if self._watch is not None:
+            self._watch.answered(answer.status, answer.timing)
+        lines = [answer.as_told() if self._exposed else answer.ours(self._head.request_id, self._replica)]
         if has_no_length and not self._head.is_old:
             lines.append(b"Transfer-Encoding: chunked\r\n")
         if not self._keep:
@@ -349,6 +393,11 @@ class Exchange:
             self._answered = True
             self._reusable = self.received and self._parser.should_keep_alive()
 
+    @property
+    def _replica(self) -> bytes:
+        passage = self._passage
+        return b"" if passage is None or passage.crew is None else passage.sandbox.place.id.encode()
+
     def _closes(self) -> bool:
         """Whether the client's connection ends with this answer. It must when the request goes on behind it."""
         return not (self._head.keep_alive and self.received) or self._connection.ends
@@ -358,7 +407,10 @@ class Exchange:
             self._fault = "it goes on with a protocol that nobody asked for"
             return
         self._switched = self._begun = True
-        self._back.append(answer.to_client(b"Connection: Upgrade\r\nUpgrade: %b\r\n" % answer.upgrade))
+        if self._watch is not None:
+            self._watch.answered(answer.status, answer.timing)
+        line = b"Connection: Upgrade\r\nUpgrade: %b\r\n" % answer.upgrade
+        self._back.append(answer.to_client(answer.as_told(), line))
 
     def _switch(self, rest: bytes) -> None:
         upstream, self._upstream = self._upstream, None
@@ -376,6 +428,7 @@ class Exchange:
                 upstream.give_up()
         self.done = True
         self.touch()
+        self.over()
         self._connection.finished(self, keep=self._keep)
 
     def _fail(self, error: AEnvError) -> None:
@@ -396,8 +449,17 @@ class Exchange:
         if self._begun:
             self._cut()
             return
-        with_body = self._head.method != b"HEAD"
-        self._answer(failures.answer(error, close=self._closes(), page=self._exposed, with_body=with_body))
+        if self._watch is not None:
+            self._watch.answered(error.status, b"", error=type(error).__name__)
+        self._answer(
+            failures.answer(
+                error,
+                close=self._closes(),
+                page=self._exposed,
+                with_body=self._head.method != b"HEAD",
+                request_id=self._head.request_id,
+            )
+        )
 
     def _answer(self, answer: bytes) -> None:
         keep = not self._closes()
@@ -408,4 +470,5 @@ class Exchange:
             self._upstream = None
         self._begun = self.done = True
         self._connection.send(answer)
+        self.over()
         self._connection.finished(self, keep=keep)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from http import HTTPStatus
 
-from aenv.errors import AEnvError, Forbidden, Invalid, NetworkError
+from aenv.errors import AEnvError, Forbidden, Invalid, NetworkError, NotFound
 
 
 class BadRequest(Invalid):
@@ -32,15 +32,23 @@ class Expired(Forbidden):
     status = 410
 
 
+class SessionGone(NotFound):
+    """What MCP has a server say of a session that it does not know: its client then begins a new one."""
+
+
 class Busy(NetworkError):
-    """Later it may work, and asking again does no harm."""
+    """Later it may work, and asking again does no harm: nothing ran, or the same sandbox would be asked."""
 
     status = 503
 
 
-def answer(error: AEnvError, *, close: bool, page: bool, with_body: bool = True) -> bytes:
+def answer(
+    error: AEnvError, *, close: bool, page: bool, with_body: bool = True, request_id: bytes | None = None
+) -> bytes:
     """A failure as a whole answer: in the runtime's envelope, or as a page for a person."""
     headers = []
+    if request_id is not None:
+        headers.append(f"X-Request-Id: {request_id.decode()}")
     if error.status == 401:
         headers.append("WWW-Authenticate: Bearer")
     if error.status in (429, 503):

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 
 from aenv.api.gateway.connection import Connection
 from aenv.api.gateway.exposed import Names
-from aenv.api.gateway.places import Directory
+from aenv.api.gateway.places import Directory, Services, Watcher
 from aenv.api.gateway.router import Router
+from aenv.api.gateway.watching import Watching
 from aenv.runtime.access import Hosts
+from aenv.tracing import Tracer
 
 BACKLOG = 1024
 EVERY = 1.0
@@ -31,16 +33,21 @@ class Gateway:
         allowed_hosts: Iterable[str] = (),
         ports_domain: str = "localhost",
         most_connections: int = 10_000,
+        services: Services | None = None,
+        watcher: Watcher | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """``key`` signs exposed URLs. ``legacy`` lets an instance's id stand in for a credential. ``loopback`` says
         that only this machine gets here, which narrows the names it is called by; ``allowed_hosts`` widens them.
         ``ports_domain`` is the domain under which exposed ports get their names, or a URL of it when TLS ends in
-        front of us, such as ``https://ports.example.com``.
+        front of us, such as ``https://ports.example.com``. Without ``services`` there are none here. ``watcher`` is
+        told of each call, and ``tracer`` makes a span of it.
         """
         self._names = Names(key, ports_domain)
-        self.router = Router(
-            directory, Hosts(loopback=loopback, allowed_hosts=allowed_hosts), self._names, legacy=legacy
-        )
+        hosts = Hosts(loopback=loopback, allowed_hosts=allowed_hosts)
+        self.router = Router(directory, hosts, self._names, legacy=legacy, services=services)
+        self.watching = Watching(watcher, tracer) if watcher is not None or tracer is not None else None
+        """Who wants to know of each call, if anybody does."""
         self.port = 0
         """Where clients reach us, once we listen."""
         self._most = most_connections
@@ -84,9 +91,7 @@ class Gateway:
         await self._until_empty(_CUTTING)
         if self._timer is not None:
             self._timer.cancel()
-        for sandbox in self.router.sandboxes.values():
-            sandbox.close()
-        self.router.sandboxes.clear()
+        self.router.close()
 
     async def _until_empty(self, patience: float) -> None:
         try:

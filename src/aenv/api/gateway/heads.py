@@ -7,7 +7,10 @@ readers of the same bytes cannot disagree about where a request ends.
 from __future__ import annotations
 
 import re
+import secrets
 from http import HTTPStatus
+from itertools import count
+from typing import NamedTuple
 from urllib.parse import parse_qs, unquote_to_bytes
 
 from aenv.api.gateway.failures import BadRequest, NotExpected
@@ -22,16 +25,41 @@ _HOP_BY_HOP = frozenset(
 )
 _OURS = frozenset((b"aenvcore-envinstance-id", b"aenvcore-mcpproxy-url"))
 """Meant for the platform. A URL in one of them is never dialled."""
-_READ = _HOP_BY_HOP | _OURS | {b"authorization", b"content-length", b"expect", b"host", b"origin", b"sec-fetch-site"}
+_PASSED = (b"aenv-call-id", b"aenv-boot", b"mcp-session-id")
+_NOTED = frozenset((*_PASSED, b"aenv-hop", b"traceparent", b"x-request-id"))
+"""What is passed on when it is as it should be, or changed."""
+_READ = (
+    _HOP_BY_HOP
+    | _OURS
+    | _NOTED
+    | {b"authorization", b"content-length", b"expect", b"host", b"origin", b"sec-fetch-site"}
+)
 """What is looked at, and not simply passed on."""
-_ONCE = _READ - {b"connection", b"keep-alive", b"te", b"trailer", b"upgrade"}
+_ONCE = _READ - {b"connection", b"keep-alive", b"te", b"trailer", b"upgrade", b"traceparent", b"x-request-id"}
 """What two of in one request would be two requests in one."""
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,255}")
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TARGET = re.compile(rb"/[\x21\x22\x24-\x7e\x80-\xff]*")
-_INSTANCE, _SERVICE = b"/env-instance/", b"/env-service/"
+_INSTANCE, _SERVICE, _CALLS = b"/env-instance/", b"/env-service/", b"/calls/"
+_MARK = b"~"
+"""Between a session's id and its replica's, which has none."""
 _STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
+_TOLD = _HOP_BY_HOP | {b"aenv-boot", b"mcp-session-id", b"server-timing", b"x-request-id"}
+"""What of an answer is looked at, and not simply passed on."""
+_life = secrets.token_hex(6).encode()
+_numbers = count(1)
+
 Headers = list[tuple[bytes, bytes]]
+
+
+class Address(NamedTuple):
+    """What a request is for."""
+
+    id: str
+    port: int = 0
+    """A port in the instance; 0 is the sandbox itself."""
+    is_service: bool = False
 
 
 class Head:
@@ -48,6 +76,9 @@ class Head:
         "path",
         "query",
         "repeatable",
+        "replica",
+        "request_id",
+        "trace",
         "upgrade",
     )
 
@@ -67,25 +98,33 @@ class Head:
         self._read_upgrade()
         self.path, mark, query = url.partition(b"?")
         self.query = mark + query
+        self.replica: str | None = None
+        """Where the session is that it is part of, of a service."""
+        self.trace = self.headers.get(b"traceparent", b"")
+        """The trace context that goes on with it."""
+        given = self.headers.get(b"x-request-id")
+        self.request_id = given if given is not None and _REQUEST_ID.fullmatch(given) else _new_id()
 
     def _sort(self, headers: Headers) -> bytes:
         found = self.headers
         kept: Headers = []
-        self.repeatable = self.method in (b"GET", b"HEAD")
-        """Whether asking twice does no harm: it only looks, or has an id by which the sandbox knows it again."""
         for name, value in headers:
             lower = name.lower()
             if lower not in _READ:
                 kept.append((lower, b"%b: %b\r\n" % (name, value)))
-                if lower == b"aenv-call-id":
-                    self.repeatable = True
             elif lower not in found:
                 found[lower] = value
             elif lower in _ONCE:
                 raise BadRequest(f"the request has more than one {name.decode('latin-1')}")
             else:
                 found[lower] += b"," + value
-        block, is_sound = _block(kept, _tokens(found.get(b"connection", b"")))
+        named = _tokens(found.get(b"connection", b""))
+        for name in named & _NOTED:
+            found.pop(name, None)
+        self.repeatable = self.only_looks or b"aenv-call-id" in found
+        """Whether asking the same sandbox twice does no harm: it only looks, or has an id by which it is known again.
+        """
+        block, is_sound = _block(kept, named)
         if not is_sound or b"\0" in block:
             raise BadRequest("a header has a line break in it")
         return block
@@ -119,16 +158,33 @@ class Head:
         return self.chunked or bool(self.length)
 
     @property
-    def for_a_service(self) -> bool:
-        return self.path.startswith(_SERVICE)
+    def only_looks(self) -> bool:
+        return self.method in (b"GET", b"HEAD")
 
-    def address(self) -> str | None:
-        """The instance that the request is for; from now on its path is the one in the sandbox."""
+    @property
+    def call_id(self) -> bytes | None:
+        """The id of the call that it makes or, below ``/calls/``, speaks of."""
+        found = self.headers.get(b"aenv-call-id")
+        return self.path[len(_CALLS) :] if found is None and self.path.startswith(_CALLS) else found
+
+    def to_service(self) -> None:
+        """Leave out what concerns one sandbox, and learn which of the service's the session is with."""
+        session = self.headers.get(b"mcp-session-id")
+        if session is None:
+            self.headers.pop(b"aenv-boot", None)
+        elif self.replica is None:
+            session, _, replica = session.rpartition(_MARK)
+            self.headers[b"mcp-session-id"] = session
+            self.replica = replica.decode("latin-1")
+
+    def address(self) -> Address | None:
+        """What the request is for; from now on its path is the one in the sandbox."""
         path, named, header = self.path, None, self.headers.get(b"aenvcore-envinstance-id")
         if (b"." in path or b"%" in path or b"\\" in path) and not _stays(path):
             raise BadRequest("the path leads elsewhere than it says", hint="leave out . and .. in it")
-        if path.startswith(_INSTANCE):
-            named, slash, rest = path[len(_INSTANCE) :].partition(b"/")
+        is_service = path.startswith(_SERVICE)
+        if is_service or path.startswith(_INSTANCE):
+            named, slash, rest = path[len(_SERVICE if is_service else _INSTANCE) :].partition(b"/")
             self.path = slash + rest or b"/"
         if named is not None and header is not None and named != header:
             raise BadRequest("path and AEnvCore-EnvInstance-ID name two instances")
@@ -139,7 +195,7 @@ class Head:
             raise BadRequest(
                 "that cannot be the id of an instance", hint="ids are of letters, digits, '.', '_' and '-'"
             )
-        return named.decode()
+        return Address(named.decode(), 0, is_service)
 
     def token(self) -> tuple[str | None, bool]:
         """The credential that came along, and whether it was in the URL."""
@@ -150,19 +206,23 @@ class Head:
             return parse_qs(self.query[1:].decode("latin-1")).get("token", [None])[0], True
         return None, False
 
-    def to_sandbox(self, prefix: str, owner_token: str | None) -> bytes:
+    def to_sandbox(self, prefix: str, owner_token: str | None, *, more: bytes = b"") -> bytes:
         """The head as the sandbox gets it; with the owner's token instead of the one that came, if one is given."""
-        authorization = self.headers.get(b"authorization") if owner_token is None else b"Bearer " + owner_token.encode()
-        line = b"%b %b%b%b HTTP/1.1\r\nHost: localhost\r\n"
-        begin = line % (self.method, prefix.encode(), self.path, self.query)
+        headers = self.headers
+        authorization = headers.get(b"authorization") if owner_token is None else b"Bearer " + owner_token.encode()
+        line = b"%b %b%b%b HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: %b\r\n%b"
+        begin = line % (self.method, prefix.encode(), self.path, self.query, self.request_id, more)
+        for name in _PASSED:
+            if name in headers:
+                begin += _line(name, headers[name])
         return begin + self._rest(authorization)
 
     def to_port(self, *, with_authorization: bool) -> bytes:
         """The head as a server on an exposed port gets it: what its own pages and clients send, it hears."""
         begin = b"%b %b%b HTTP/1.1\r\nHost: %b\r\n" % (self.method, self.path, self.query, self.headers[b"host"])
-        for name in (b"origin", b"sec-fetch-site"):
+        for name in (b"origin", b"sec-fetch-site", b"x-request-id", *_PASSED):
             if name in self.headers:
-                begin += b"%b: %b\r\n" % (name, self.headers[name])
+                begin += _line(name, self.headers[name])
         return begin + self._rest(self.headers.get(b"authorization") if with_authorization else None)
 
     @property
@@ -174,6 +234,8 @@ class Head:
 
     def _rest(self, authorization: bytes | None) -> bytes:
         lines = [self._kept, self.framing]
+        if self.trace:
+            lines.append(_line(b"traceparent", self.trace))
         if authorization is not None:
             lines.append(b"Authorization: %b\r\n" % authorization)
         if self.upgrade is not None:
@@ -182,6 +244,16 @@ class Head:
             lines.append(b"Expect: 100-continue\r\n")
         lines.append(b"\r\n")
         return b"".join(lines)
+
+
+def _line(name: bytes, value: bytes) -> bytes:
+    if b"\r" in value or b"\n" in value or b"\0" in value:
+        raise BadRequest("a header has a line break in it")
+    return b"%b: %b\r\n" % (name, value)
+
+
+def _new_id() -> bytes:
+    return b"%b-%x" % (_life, next(_numbers))
 
 
 def _stays(path: bytes) -> bool:
@@ -202,7 +274,7 @@ def _block(lines: Headers, named: set[bytes]) -> tuple[bytes, bool]:
 class Answer:
     """The head of an answer."""
 
-    __slots__ = ("_kept", "_reason", "chunked", "length", "status", "upgrade")
+    __slots__ = ("_kept", "_reason", "_told", "chunked", "length", "status", "timing", "upgrade")
 
     def __init__(self, status: int, reason: bytes, headers: Headers) -> None:
         """Raises ValueError for what a client could misunderstand."""
@@ -211,6 +283,9 @@ class Answer:
         self.chunked = False
         self.length: bytes | None = None
         self.upgrade: bytes | None = None
+        self.timing = b""
+        """Where the sandbox's time went, in its words."""
+        self._told: dict[bytes, bytes] = {}
         kept: Headers = []
         named: set[bytes] = set()
         for name, value in headers:
@@ -219,8 +294,15 @@ class Answer:
                 if self.length is not None:
                     raise ValueError("more than one Content-Length")
                 self.length = value
-            elif lower not in _HOP_BY_HOP:
+            elif lower not in _TOLD:
                 kept.append((lower, b"%b: %b\r\n" % (name, value)))
+            elif lower == b"server-timing":
+                self.timing = b"%b, %b" % (self.timing, value) if self.timing else value
+                kept.append((lower, b"%b: %b\r\n" % (name, value)))
+            elif lower not in _HOP_BY_HOP:
+                if b"\n" in value or b"\r" in value:
+                    raise ValueError("a line break in a header")
+                self._told[lower] = b"%b, %b" % (self._told[lower], value) if lower in self._told else value
             elif lower == b"transfer-encoding":
                 if value.lower() != b"chunked":
                     raise ValueError("a Transfer-Encoding other than chunked")
@@ -243,6 +325,21 @@ class Answer:
     def has(self, name: bytes) -> bool:
         """Whether it has a header, given in lower case."""
         return b"\n%b:" % name in b"\n" + self._kept.lower()
+
+    def as_told(self) -> bytes:
+        """What was looked at, as the sandbox said it."""
+        return b"".join(b"%b: %b\r\n" % pair for pair in self._told.items())
+
+    def ours(self, request_id: bytes, replica: bytes) -> bytes:
+        """The same, with our name of the request, and, of a service, with its replica's: where a session is, and not
+        which life of a sandbox it is, since the next call may go to another."""
+        told = self._told
+        line = b"X-Request-Id: %b\r\n" % request_id
+        if (session := told.get(b"mcp-session-id")) is not None:
+            line += b"Mcp-Session-Id: %b\r\n" % (session + _MARK + replica if replica else session)
+        if (boot := told.get(b"aenv-boot")) is not None and not replica:
+            line += b"AEnv-Boot: %b\r\n" % boot
+        return line
 
     def to_client(self, *lines: bytes) -> bytes:
         """The head as the client gets it, with these lines of ours at its end."""

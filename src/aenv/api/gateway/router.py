@@ -1,16 +1,17 @@
-"""Where a request goes: the instance it names, whether its caller may use it, and the head it goes there with."""
+"""Where a request goes: the instance or service it names, and whether its caller may use it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import NamedTuple
 
-from aenv.api.gateway.exposed import Exposed, Names
+from aenv.api.gateway.balancer import Balancer
+from aenv.api.gateway.exposed import Names
 from aenv.api.gateway.failures import Busy
-from aenv.api.gateway.heads import Head
-from aenv.api.gateway.places import Directory, Place
-from aenv.api.gateway.upstream import Idle, Sandbox, Unreachable, Upstream, opens
+from aenv.api.gateway.heads import Address, Head
+from aenv.api.gateway.passages import Passage
+from aenv.api.gateway.places import Directory, Place, Replicas, Services
+from aenv.api.gateway.upstream import Idle, Pair, Sandbox, Unreachable, Upstream
 from aenv.auth.callers import Caller, Scope
 from aenv.errors import NetworkError, NotFound, NotServed, SandboxLost, Unauthorized, Unsupported
 from aenv.runtime.access import Hosts
@@ -22,25 +23,21 @@ MOST_FORGOTTEN = 256
 _MOST_NAMES = 256
 
 
-class Passage(NamedTuple):
-    """The way of a request."""
-
-    sandbox: Sandbox
-    port: int
-    """0 is the sandbox itself."""
-    head: bytes
-
-
 class Router:
     """Finds the way for a request."""
 
-    def __init__(self, directory: Directory, hosts: Hosts, names: Names, *, legacy: bool) -> None:
+    def __init__(
+        self, directory: Directory, hosts: Hosts, names: Names, *, legacy: bool, services: Services | None = None
+    ) -> None:
         self.directory = directory
+        self.balancer = None if services is None else Balancer(services, self.sandbox)
         self.sandboxes: dict[str, Sandbox] = {}
         self.idle = Idle()
         self._hosts = hosts
         self._names = names
         self._legacy = legacy
+        self.draining = False
+        """Whether this server is about to end: whoever asks after its health is told so, and sends it no more."""
         self._plain: set[bytes] = set()
         """Names that are no exposed port's; a client sends the same one every time."""
 
@@ -55,69 +52,93 @@ class Router:
             self._plain.add(host)
         return False
 
-    def wanted(self, head: Head, *, exposed: bool) -> Exposed | None:
-        """The instance and port that a request is for; ``None`` when it asks after the gateway's own health."""
+    def wanted(self, head: Head, *, exposed: bool) -> Address | None:
+        """What a request is for; ``None`` when it asks after the gateway's own health."""
         if exposed:
-            return self._names.read(head.headers[b"host"], time.time())
+            return Address(*self._names.read(head.headers[b"host"], time.time()))
         self._hosts.check_host(head)
-        id = head.address()
-        if id is not None:
-            return Exposed(id, 0)
-        if head.path == b"/health" and head.method in (b"GET", b"HEAD"):
+        address = head.address()
+        if address is not None:
+            if address.is_service and self.balancer is None:
+                raise Unsupported("services are not served here")
+            return address
+        if head.path == b"/health" and head.only_looks:
+            if self.draining:
+                raise Busy("this server is about to end", hint="ask another one, or again in a moment")
             return None
-        if head.for_a_service:
-            raise Unsupported("services are not served here yet")
         raise NotServed(
             f"{head.path.decode('latin-1')} is not served on the data port",
             hint="name an instance: /env-instance/<id>/..., or the header AEnvCore-EnvInstance-ID",
         )
 
-    def at_once(self, wanted: Exposed, head: Head) -> Passage | None:
+    def at_once(self, wanted: Address, head: Head) -> Passage | None:
         """The way, when nobody must be asked for it: for every call but the first with a platform's token."""
+        if wanted.is_service:
+            return self._service_at_once(wanted.id, head)
         place = None if wanted.port else self.directory.known(wanted.id)
         if place is None or place.failure is not None:
             return None
         sandbox = self.sandbox(place)
         token, _ = head.token()
-        if token is not None and sandbox.opens(token):
-            return Passage(sandbox, 0, head.to_sandbox(sandbox.target.prefix, None))
+        if token is not None and sandbox.tokens.has(token):
+            return Passage(sandbox, head)
         if token is None and self._legacy:
-            return Passage(sandbox, 0, head.to_sandbox(sandbox.target.prefix, place.token))
+            return Passage(sandbox, head, place.token)
         return None
 
-    async def find(self, wanted: Exposed, head: Head) -> Passage:
+    def _service_at_once(self, id: str, head: Head) -> Passage | None:
+        assert self.balancer is not None
+        crew = self.balancer.known(id)
+        if crew is None:
+            return None
+        token, _ = head.token()
+        if token is not None and crew.tokens.has(token):
+            return self.balancer.share(crew, head, None)
+        if token is None and self._legacy:
+            return self.balancer.share(crew, head, crew.replicas.token)
+        return None
+
+    async def find(self, wanted: Address, head: Head) -> Passage:
         """The way, whomever it takes to ask."""
         if wanted.port:
             return await self._to_port(wanted, head)
+        what = "service" if wanted.is_service else "instance"
         token, in_url = head.token()
         if token == "" or (token is None and not self._legacy):
             raise Unauthorized(
-                "an instance is used with a token",
+                f"{'a' if wanted.is_service else 'an'} {what} is used with a token",
                 hint="send it as 'Authorization: Bearer ...'; clients that cannot need --legacy-data-plane",
             )
-        place = await self._place(wanted.id)
-        owner_token = None
-        if token is None:
-            owner_token = place.token if place is not None else None
-        elif place is None or not opens(place, token):
-            place = await self._allowed(place, token, in_url=in_url)
-            owner_token = place.token if place is not None else None
-        if place is None:
-            raise NotFound(f"there is no instance {wanted.id!r}", hint="it may have ended, or be another owner's")
-        if place.failure is not None:
-            raise place.failure.with_traceback(None)
-        sandbox = self.sandbox(place)
-        return Passage(sandbox, 0, head.to_sandbox(sandbox.target.prefix, owner_token))
+        if wanted.is_service:
+            assert self.balancer is not None
+            crew = await self.balancer.find(wanted.id)
+            replicas = None if crew is None else crew.replicas
+            owner_token = await self._shown(replicas, token, in_url=in_url)
+            if crew is not None and owner_token is not None:
+                return await self.balancer.passage(crew, head, owner_token or None)
+        else:
+            place = await self._place(wanted.id)
+            owner_token = await self._shown(place, token, in_url=in_url)
+            if place is not None and owner_token is not None:
+                if place.failure is not None:
+                    raise place.failure.with_traceback(None)
+                return Passage(self.sandbox(place), head, owner_token or None)
+        raise NotFound(f"there is no {what} {wanted.id!r}", hint="it may have ended, or be another owner's")
 
-    async def _allowed(self, place: Place | None, token: str, *, in_url: bool) -> Place | None:
-        """The place, if the owner of this platform token may go there. What others may not use does not exist."""
+    async def _shown(self, there: Place | Replicas | None, token: str | None, *, in_url: bool) -> str | None:
+        """The token that is shown to the sandbox in place of this one; empty when it is this one, None for who may not
+        use what is there. What others may not use does not exist."""
+        if token is None:
+            return None if there is None else there.token
+        if there is not None and Pair(there.token).has(token):
+            return ""
         if in_url:
             raise Unauthorized("the token in this URL is not the instance's", hint="ask for a new URL")
         caller = await self._asked_caller(token)
         caller.require(Scope.RUN)
-        return place if place is not None and caller.owns(place.owner) else None
+        return there.token if there is not None and caller.owns(there.owner) else None
 
-    async def _to_port(self, wanted: Exposed, head: Head) -> Passage:
+    async def _to_port(self, wanted: Address, head: Head) -> Passage:
         place = await self._place(wanted.id)
         if place is None:
             raise NotFound("the instance behind this address is gone")
@@ -125,8 +146,8 @@ class Router:
             raise place.failure.with_traceback(None)
         sandbox = self.sandbox(place)
         token, _ = head.token()
-        ours = token and (sandbox.opens(token) or await self._is_caller(token))
-        return Passage(sandbox, wanted.port, head.to_port(with_authorization=not ours))
+        ours = token and (sandbox.tokens.has(token) or await self._is_caller(token))
+        return Passage(sandbox, head, port=wanted.port, with_authorization=not ours)
 
     async def _is_caller(self, token: str) -> bool:
         try:
@@ -155,14 +176,25 @@ class Router:
     def sandbox(self, place: Place) -> Sandbox:
         """The connections to a place."""
         found = self.sandboxes.get(place.id)
-        if found is None or (found.place is not place and found.place != place):
-            if found is not None:
-                found.close()
-            found = self.sandboxes[place.id] = Sandbox(place, self.idle)
+        if found is not None and not found.is_closed:
+            if found.place is place:
+                return found
+            if found.place.url == place.url and found.place.token == place.token:
+                found.place = place
+                return found
+            found.close()
+        found = self.sandboxes[place.id] = Sandbox(place, self.idle)
         return found
 
-    async def connect(self, sandbox: Sandbox, port: int) -> Upstream:
-        """A new connection. When there is none to be had, raises the reason, if anybody learns it soon."""
+    async def connect(self, passage: Passage) -> Upstream:
+        """A connection for a request of which nothing was sent. When there is none to be had, raises the reason, if
+        anybody learns it soon."""
+        if passage.crew is not None:
+            assert self.balancer is not None
+            return await self.balancer.connect(passage)
+        return passage.sandbox.take(passage.port) or await self._connect(passage.sandbox, passage.port)
+
+    async def _connect(self, sandbox: Sandbox, port: int) -> Upstream:
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + NEWS, 0.02
         while True:
@@ -177,9 +209,23 @@ class Router:
             await asyncio.sleep(pause)
             pause *= 2
 
-    async def reconnect(self, sandbox: Sandbox, port: int) -> Upstream:
+    async def reconnect(self, passage: Passage, *, only_looks: bool) -> Upstream:
         """A new connection after one broke. Raises what became of the instance, if that is known."""
-        return await self.connect(self._moved(sandbox, await self._news(sandbox)), port)
+        if passage.crew is not None:
+            assert self.balancer is not None
+            return await self.balancer.reconnect(passage, only_looks=only_looks)
+        sandbox = passage.sandbox
+        return await self._connect(self._moved(sandbox, await self._news(sandbox)), passage.port)
+
+    def sent(self, passage: Passage) -> None:
+        """A service's request is on its way."""
+        if self.balancer is not None:
+            self.balancer.sent(passage)
+
+    def broke(self, passage: Passage) -> None:
+        """A service's replica broke off, and is not asked again."""
+        if self.balancer is not None:
+            self.balancer.shun(passage)
 
     def _moved(self, sandbox: Sandbox, place: Place) -> Sandbox:
         """The sandbox at the place where its instance is now; what was written for the old one must fit there."""
@@ -205,5 +251,17 @@ class Router:
     def expire(self, now: float) -> None:
         """Close what nobody has used for long, and forget where nobody goes."""
         self.idle.expire(now)
+        if self.balancer is not None:
+            self.balancer.look()
         if len(self.sandboxes) > MOST_FORGOTTEN:
-            self.sandboxes = {id: sandbox for id, sandbox in self.sandboxes.items() if sandbox.open}
+            crews = self.balancer.crews.values() if self.balancer is not None else ()
+            members = {id for crew in crews for id in crew.members}
+            self.sandboxes = {id: sandbox for id, sandbox in self.sandboxes.items() if sandbox.open or id in members}
+
+    def close(self) -> None:
+        """Cut every connection."""
+        if self.balancer is not None:
+            self.balancer.close()
+        for sandbox in self.sandboxes.values():
+            sandbox.close()
+        self.sandboxes.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hmac
+import math
 import select
 import ssl
 from collections import OrderedDict
@@ -126,18 +127,21 @@ class Sandbox:
     def __init__(self, place: Place, idle: Idle) -> None:
         self.place = place
         self.target = http.target(place.url)
+        self.is_beyond = "/env-instance/" in self.target.prefix
+        """Whether another server's gateway is there, which passes on to the sandbox."""
+        self.calls = 0
+        """Requests that are on their way to it, or in it."""
+        self.shunned_until = 0.0
+        """Until when others are asked first: it took no connection."""
         self.open: set[Upstream] = set()
         self._all_idle = idle
         self._idle: dict[int, list[Upstream]] = {}
-        self._closed = False
+        self.is_closed = False
 
     @cached_property
-    def _agent(self) -> bytes:
-        return _agent_token(self.place)
-
-    def opens(self, token: str) -> bool:
-        """Whether this is one of the two tokens that the sandbox itself knows."""
-        return _is_either(token, self.place, self._agent)
+    def tokens(self) -> Pair:
+        """What opens the sandbox."""
+        return Pair(self.place.token)
 
     def take(self, port: int) -> Upstream | None:
         """A connection that was used before."""
@@ -152,7 +156,7 @@ class Sandbox:
 
     def give(self, upstream: Upstream, now: float) -> None:
         """Keep a connection for the next request."""
-        if self._closed:
+        if self.is_closed:
             upstream.give_up()
             return
         upstream.user = None
@@ -171,11 +175,21 @@ class Sandbox:
         if idle and upstream in idle:
             idle.remove(upstream)
 
+    def retire(self) -> None:
+        """Keep no connection: what is under way ends, and no more is to come."""
+        self._end()
+        for upstream in [upstream for idle in self._idle.values() for upstream in idle]:
+            upstream.give_up()
+
     def close(self) -> None:
         """Cut every connection."""
-        self._closed = True
+        self._end()
         for upstream in list(self.open):
             upstream.transport.abort()
+
+    def _end(self) -> None:
+        self.is_closed = True
+        self.shunned_until = math.inf
 
     async def connect(self, port: int) -> Upstream:
         """A new connection, to the sandbox itself or to a port in it. Raises Unreachable."""
@@ -208,18 +222,19 @@ class Sandbox:
                 pause *= 2
 
 
-def opens(place: Place, token: str) -> bool:
-    """Whether this is one of the two tokens that the sandbox there knows."""
-    return _is_either(token, place, _agent_token(place))
+class Pair:
+    """The two tokens that a sandbox itself knows: its owner's, and the agent's that is made of it."""
 
+    __slots__ = ("_agent", "_owner")
 
-def _agent_token(place: Place) -> bytes:
-    return tokens.agent_token(tokens.digest(place.token)).encode()
+    def __init__(self, owner: str) -> None:
+        self._owner = owner.encode()
+        self._agent = tokens.agent_token(tokens.digest(owner)).encode()
 
-
-def _is_either(token: str, place: Place, agent: bytes) -> bool:
-    given = token.encode()
-    return hmac.compare_digest(given, place.token.encode()) or hmac.compare_digest(given, agent)
+    def has(self, token: str) -> bool:
+        """Whether it is one of them."""
+        given = token.encode()
+        return hmac.compare_digest(given, self._owner) or hmac.compare_digest(given, self._agent)
 
 
 @cache
@@ -246,8 +261,9 @@ class _Handshake:
         """Raises NetworkError when there is no way to the port."""
         upstream, place = self._upstream, self._upstream.sandbox.place
         upstream.user = self
+        hop = "AEnv-Hop: instance\r\n" if upstream.sandbox.is_beyond else ""
         upstream.transport.write(
-            f"POST {upstream.sandbox.target.prefix}/ports/{upstream.port} HTTP/1.1\r\nHost: localhost\r\n"
+            f"POST {upstream.sandbox.target.prefix}/ports/{upstream.port} HTTP/1.1\r\nHost: localhost\r\n{hop}"
             f"Authorization: Bearer {place.token}\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n".encode()
         )
         try:
