@@ -428,6 +428,28 @@ async def test_logs_come_by_line_however_they_are_cut() -> None:
         assert made.asked[0].query == {"tail": ["4"]}
 
 
+async def test_logs_of_which_nothing_has_come_are_asked_for_again() -> None:
+    """Of a server that is about to stop, or gone; what has begun is not begun again."""
+
+    async def answer(asked: Asked) -> tuple[int, Any]:
+        if len(made.asked) == 1:
+            raise Cut
+        if len(made.asked) == 2:
+            return failed(503, "network")
+        if len(made.asked) == 3:
+            return 200, b"one\n"
+        asked.writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\none\n\r\n")
+        raise Cut
+
+    async with plane(answer) as made:
+        api = ApiClient(made.url)
+        assert [line async for line in api.logs("i-1")] == ["one"]
+        assert len(made.asked) == 3
+        with pytest.raises(NetworkError):
+            assert [line async for line in api.logs("i-1")] == []
+        assert len(made.asked) == 4
+
+
 async def test_leaving_the_logs_ends_the_request() -> None:
     left = asyncio.Event()
 

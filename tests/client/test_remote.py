@@ -717,10 +717,9 @@ async def test_attaching_to_an_instance(lab: Sandbox, monkeypatch: pytest.Monkey
             await Environment(instance_id="i-8", aenv_url=made.url).initialize()
 
 
-def test_services_are_not_offered() -> None:
-    with pytest.raises(Unsupported, match="service 's-1' cannot be used") as caught:
-        Environment(service_id="s-1", aenv_url="localhost")
-    assert "instance_id" in (caught.value.hint or "")
+def test_one_of_the_two_is_meant() -> None:
+    with pytest.raises(Invalid, match="instance_id and service_id are both given"):
+        Environment(instance_id="i-1", service_id="s-1", aenv_url="localhost")
     with pytest.raises(Invalid, match="not an environment name"):
         Environment(aenv_url="localhost")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from aenv.client.control import Service, segment
@@ -18,13 +19,19 @@ from aenv.wire import (
     Extend,
     Instance,
     InstanceRequest,
+    Quota,
+    QuotaRequest,
     Renewed,
     Reset,
+    Top,
+    Usage,
 )
 
 LONGEST_LINE = 1024 * 1024
 Instances = list[Instance]
 Calls = list[dict[str, Any]]
+Quotas = list[Quota]
+Rows = list[Usage]
 
 
 class ApiClient(Service):
@@ -47,7 +54,7 @@ class ApiClient(Service):
             *("POST", "/env-instance"),
             body=request,
             type=Instance,
-            headers={"Idempotency-Key": key or secrets.token_urlsafe(18), **_prefer(wait)},
+            headers={"Idempotency-Key": key or secrets.token_urlsafe(18), **prefer(wait)},
             timeout=self._longer(wait) if timeout is None else timeout,
             retries=retries,
         )
@@ -58,14 +65,14 @@ class ApiClient(Service):
             *("POST", "/env-instance"),
             body=request,
             type=Instances,
-            headers={"Idempotency-Key": key or secrets.token_urlsafe(18), **_prefer(wait)},
+            headers={"Idempotency-Key": key or secrets.token_urlsafe(18), **prefer(wait)},
             timeout=self._longer(wait),
         )
 
     async def get(self, id: str, *, wait: float = 0.0, retries: int | None = None) -> Instance:
         """An instance; one that is starting is answered when it runs or has failed, or after ``wait`` seconds."""
         return await self.ask(
-            "GET", _path(id), type=Instance, headers=_prefer(wait), timeout=self._longer(wait), retries=retries
+            "GET", _path(id), type=Instance, headers=prefer(wait), timeout=self._longer(wait), retries=retries
         )
 
     async def list(
@@ -112,20 +119,9 @@ class ApiClient(Service):
 
     async def logs(self, id: str, tail: int | None = None, follow: bool = False) -> AsyncGenerator[str, None]:
         """What it printed, by line; with ``follow`` also what it prints from then on, until it ends."""
-        query = {"tail": tail, "follow": follow or None}
-        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        rest = ""
-        patience = None if follow else self.timeout
-        async with self.stream("GET", f"{_path(id)}/logs", query=query, patience=patience) as pieces:
-            async for piece in pieces:
-                *lines, rest = (rest + decode(piece)).split("\n")
-                for line in lines:
-                    yield line
-                if len(rest) > LONGEST_LINE:
-                    yield rest
-                    rest = ""
-        if rest := rest + decode(b"", True):
-            yield rest
+        async with aclosing(printed(self, f"{_path(id)}/logs", tail, follow)) as lines:
+            async for line in lines:
+                yield line
 
     async def history(self, id: str, last: int | None = None) -> Calls:
         """The calls that ended lately in it, newest last."""
@@ -146,6 +142,46 @@ class ApiClient(Service):
         """A URL, open to whoever has it, of a port inside."""
         return await self.ask("POST", f"{_path(id)}/expose", body=request, type=Exposed, repeatable=True)
 
+    async def usage(
+        self,
+        since: str,
+        until: str = "",
+        *,
+        owner: str | None = None,
+        experiment: str | None = None,
+        limit: int = PAGE,
+        offset: int = 0,
+    ) -> tuple[Rows, int]:
+        """A page of what was used, by hour, owner and experiment, the newest hour first, and how many rows there are.
+
+        Times are ISO 8601, or say how long ago: ``24h``.
+        """
+        query = {
+            "since": since,
+            "until": until or None,
+            "owner": owner,
+            "experiment": experiment,
+            "limit": limit,
+            "offset": offset,
+        }
+        return await self.page("/usage", type=Usage, query=query)
+
+    async def top(self, *, owner: str | None = None, limit: int = 50) -> Top:
+        """What instances do at the moment, the most called first."""
+        return await self.ask("GET", "/top", query={"owner": owner, "limit": limit}, type=Top)
+
+    async def quotas(self, *, limit: int = PAGE, offset: int = 0) -> tuple[Quotas, int]:
+        """A page of limits, with what is in use under them, and how many there are."""
+        return await self.page("/quota", type=Quota, query={"limit": limit, "offset": offset})
+
+    async def set_quota(self, subject: str, request: QuotaRequest) -> Quota:
+        """Limit a subject: it replaces the limits that it has."""
+        return await self.ask("PUT", "/quota", query={"subject": subject}, body=request, type=Quota)
+
+    async def delete_quota(self, subject: str) -> None:
+        """Take a subject's own limits away."""
+        await self.ask("DELETE", "/quota", query={"subject": subject}, type=Any)
+
     def _longer(self, wait: float) -> float:
         return self.timeout + max(wait, 0.0)
 
@@ -154,5 +190,24 @@ def _path(id: str) -> str:
     return f"/env-instance/{segment(id)}"
 
 
-def _prefer(wait: float) -> dict[str, str]:
+def prefer(wait: float) -> dict[str, str]:
+    """The header that asks for an answer when it is done, or after so many seconds."""
     return {"Prefer": f"wait={int(wait)}"} if wait >= 1 else {}
+
+
+async def printed(service: Service, path: str, tail: int | None, follow: bool) -> AsyncGenerator[str, None]:
+    """What was printed, by line, as it comes."""
+    query = {"tail": tail, "follow": follow or None}
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    rest = ""
+    patience = None if follow else service.timeout
+    async with service.stream("GET", path, query=query, patience=patience) as pieces:
+        async for piece in pieces:
+            *lines, rest = (rest + decode(piece)).split("\n")
+            for line in lines:
+                yield line
+            if len(rest) > LONGEST_LINE:
+                yield rest
+                rest = ""
+    if rest := rest + decode(b"", True):
+        yield rest

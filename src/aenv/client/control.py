@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import random
 import re
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 from msgspec import Struct
 
-from aenv import config, http
+from aenv import config, http, tracing
 from aenv.client.mcp import plain_header
 from aenv.errors import (
     AEnvError,
@@ -39,6 +40,7 @@ MOST_ANSWER = 64 * 1024 * 1024
 MOST_FAILURE = 1024 * 1024
 QUIET = 60.0
 """Seconds that either side of an up- or download may be silent."""
+_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
 _REPEATABLE = ("GET", "HEAD", "PUT", "DELETE")
 _BY_STATUS: dict[int, type[AEnvError]] = {
@@ -116,7 +118,7 @@ class Service:
         """Get something that is not in an envelope: a file, for example."""
         response = await self._send("GET", path, b"", query, None, timeout, None, True, most)
         if response.status != 200:
-            raise failure(response.status, response.body, self.url)
+            raise failure(response.status, response.body, self.url, response.headers)
         return response
 
     @asynccontextmanager
@@ -131,17 +133,43 @@ class Service:
         headers: Mapping[str, str] | None = None,
         patience: float | None = QUIET,
     ) -> AsyncIterator[http.Stream]:
-        """Ask for something that is read, or sent, piece by piece."""
+        """Ask for something that is read, or sent, piece by piece. As long as nothing of it has come, what is safe is
+        tried again."""
         lines = self._lines({**(headers or {}), **({"Content-Type": "application/octet-stream"} if body else {})})
-        asking = http.stream(
-            *(method, self.url, f"{path}{_query(query)}"), headers=lines, body=body, size=size, patience=patience
-        )
+
+        def asking() -> AbstractAsyncContextManager[http.Stream]:
+            where = (method, self.url, f"{path}{_query(query)}")
+            return http.stream(*where, headers=lines, body=body, size=size, patience=patience)
+
         async with AsyncExitStack() as stack:
             with _explained(self.url):
-                answer = await stack.enter_async_context(asking)
+                answer = await self._begun(asking, stack, repeatable=method in ("GET", "HEAD"))
             if not 200 <= answer.status < 300:
-                raise failure(answer.status, await answer.read(MOST_FAILURE), self.url)
+                raise failure(answer.status, await answer.read(MOST_FAILURE), self.url, answer.headers)
             yield answer
+
+    async def _begun(
+        self, asking: Callable[[], AbstractAsyncContextManager[http.Stream]], stack: AsyncExitStack, *, repeatable: bool
+    ) -> http.Stream:
+        """The answer to a question, once it begins; a server may restart meanwhile, or another one take its place."""
+        loop = asyncio.get_running_loop()
+        deadline, attempt = loop.time() + RESTART, 0
+        while True:
+            last = attempt >= self.retries or loop.time() >= deadline
+            try:
+                async with AsyncExitStack() as trying:
+                    answer = await trying.enter_async_context(asking())
+                    if last or not repeatable or answer.status != 503:
+                        stack.push_async_exit(trying.pop_all())
+                        return answer
+            except http.NotSent:
+                if last:
+                    raise
+            except NetworkError:
+                if last or not repeatable:
+                    raise
+            attempt += 1
+            await asyncio.sleep(min(_PAUSE * 2**attempt, _LONGEST_PAUSE) * random.uniform(0.5, 1.5))  # noqa: S311
 
     async def _asked(
         self,
@@ -165,7 +193,7 @@ class Service:
             repeatable = method in _REPEATABLE or "Idempotency-Key" in given
         response = await self._send(method, path, content, query, given, timeout, retries, repeatable, MOST_ANSWER)
         if not 200 <= response.status < 300:
-            raise failure(response.status, response.body, self.url)
+            raise failure(response.status, response.body, self.url, response.headers)
         try:
             found: _Envelope[Any] = _decoder(type).decode(response.body)
             return found
@@ -208,6 +236,8 @@ class Service:
 
     def _lines(self, headers: Mapping[str, str]) -> bytes:
         lines = "".join(f"{name}: {plain_header(value, name)}\r\n" for name, value in headers.items())
+        if context := tracing.inherited():
+            lines += f"traceparent: {context.decode()}\r\n"
         return self._authorization + b"Accept: application/json, */*\r\n" + lines.encode()
 
 
@@ -234,8 +264,16 @@ def _query(given: Query | None) -> str:
     return f"?{urlencode(found, doseq=True, quote_via=quote)}" if found else ""
 
 
-def failure(status: int, body: bytes, url: str) -> AEnvError:
+def failure(status: int, body: bytes, url: str, headers: Mapping[bytes, bytes] | None = None) -> AEnvError:
     """The exception that an answer tells of, also where whoever answered is not the platform itself."""
+    told = _told(status, body, url)
+    if isinstance(told, RateLimited):
+        later = (headers or {}).get(b"retry-after", b"")
+        told.retry_after = float(later) if later.isdigit() else None
+    return told
+
+
+def _told(status: int, body: bytes, url: str) -> AEnvError:
     try:
         found = msgspec.json.decode(body, type=_Failure)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

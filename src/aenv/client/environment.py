@@ -16,7 +16,7 @@ import msgspec
 
 from aenv import http
 from aenv.cleanup import finish
-from aenv.client import answers, mcp
+from aenv.client import answers, mcp, spans
 from aenv.client.contents import content_of
 from aenv.client.control import RESTART
 from aenv.client.openai import openai_tools
@@ -27,6 +27,7 @@ from aenv.errors import (
     Conflict,
     Invalid,
     NetworkError,
+    NotFound,
     OutOfMemory,
     SandboxLost,
     StartFailed,
@@ -57,8 +58,8 @@ class Environment:
     """One sandbox of an environment, for the length of an ``async with`` block or until ``release``.
 
     The first call starts it. A tool that fails gives a ``ToolResult`` with ``is_error``; what the platform fails at
-    raises an ``AEnvError``. With ``instance_id`` it is an instance that a platform has already: the name may be left
-    out, and releasing it ends nothing.
+    raises an ``AEnvError``. With ``instance_id`` or ``service_id`` it is an instance or a service that a platform has
+    already: the name may be left out, and releasing it ends nothing.
     """
 
     def __init__(
@@ -83,11 +84,6 @@ class Environment:
         resources: Mapping[str, str] | None = None,
         provision: Provision | None = None,
     ) -> None:
-        if service_id is not None:
-            raise Unsupported(
-                f"service {service_id!r} cannot be used: platforms have no services yet",
-                hint="attach to an instance with instance_id=, or start one by its environment's name",
-            )
         registry.stop_script()
         self.env_name = env_name
         self.timeout = timeout
@@ -95,7 +91,7 @@ class Environment:
         self.max_retries = max_retries
         self.skip_for_healthy = skip_for_healthy
         self.spec = SandboxSpec(
-            env=EnvRef.parse(env_name) if env_name or instance_id is None else EnvRef(""),
+            env=EnvRef.parse(env_name) if env_name or (instance_id or service_id) is None else EnvRef(""),
             datasource=datasource,
             ttl=None if ttl is None else parse_duration(ttl),
             startup_timeout=startup_timeout,
@@ -106,7 +102,9 @@ class Environment:
             seed=seed,
             resources=dict(resources or {}),
         )
-        self._provision = provision or choose(aenv_url, api_key, retries=max_retries, instance_id=instance_id)
+        self._provision = provision or choose(
+            aenv_url, api_key, retries=max_retries, instance_id=instance_id, service_id=service_id
+        )
         self._sandbox: Sandbox | None = None
         self._stack: AsyncExitStack | None = None
         self._forwarded: str | None = None
@@ -138,7 +136,8 @@ class Environment:
             return True
         async with self._opening:
             if self._sandbox is None:
-                await self._open()
+                with spans.Asking("initialize", self.env_name):
+                    await self._open()
         return True
 
     async def _open(self) -> None:
@@ -150,7 +149,7 @@ class Environment:
             boot: bytes | None = sandbox.boot.encode()
             if not boot and not self.skip_for_healthy:
                 boot = await self._healthy(sandbox, token, self.startup_timeout)
-            token += b"AEnv-Boot: %b\r\n" % boot if boot else b""
+            token += b"AEnv-Boot: %b\r\n" % boot if boot and not sandbox.shared else b""
             self._headers = token
             self._process = os.getpid()
             self._stack = stack.pop_all()
@@ -375,7 +374,7 @@ class Environment:
 
     async def history(self, last: int | None = None) -> list[dict[str, Any]]:
         """The calls that ended lately in the sandbox, newest last: ``at``, ``kind``, ``name``, ``arguments``,
-        ``dropped``, ``is_error``, ``error`` and ``seconds``."""
+        ``dropped``, ``is_error``, ``error``, ``seconds``, and of these ``queue`` and ``tool``."""
         found: list[dict[str, Any]] = await self._get("/history" if last is None else f"/history?last={last}")
         return found
 
@@ -428,7 +427,7 @@ class Environment:
 
     async def _fetch(self, path: str, retries: int | None = None, timeout: float | None = None) -> http.Response:
         sandbox = await self._ready()
-        request = self._request(sandbox, "GET", path, self._headers, retries=retries)
+        request = self._request(sandbox, "GET", path, self._headers + spans.context(), retries=retries)
         return await self._within(self.timeout if timeout is None else timeout, request, path, sandbox)
 
     async def _call(
@@ -437,13 +436,15 @@ class Environment:
         """Ask for something that has an effect: its id makes asking again safe, and cancelling possible."""
         sandbox = await self._ready()
         call_id = secrets.token_hex(12)
-        headers = b"%b%bAEnv-Call-Id: %b\r\n" % (headers, self._headers, call_id.encode())
-        request = self._request(sandbox, method, path, headers, body)
-        try:
-            return await self._within(self.timeout if timeout is None else timeout, request, what, sandbox)
-        except (asyncio.CancelledError, CallTimeout):
-            self._say_cancelled(sandbox, call_id)
-            raise
+        with spans.Asking(what, self.env_name, sandbox) as asking:
+            headers = b"%b%b%bAEnv-Call-Id: %b\r\n" % (headers, self._headers, asking.header, call_id.encode())
+            request = self._request(sandbox, method, path, headers, body)
+            try:
+                seconds = self.timeout if timeout is None else timeout
+                return asking.answered(await self._within(seconds, request, what, sandbox))
+            except (asyncio.CancelledError, CallTimeout):
+                self._say_cancelled(sandbox, call_id)
+                raise
 
     def _request(
         self, sandbox: Sandbox, method: str, path: str, headers: bytes, body: bytes = b"", retries: int | None = None
@@ -453,7 +454,7 @@ class Environment:
             headers=headers,
             body=body,
             retries=self.max_retries if retries is None else retries,
-            repeatable=True,
+            repeatable=method == "GET" or not sandbox.shared,  # another replica would not know the call
             reconnecting=RESTART if sandbox.relayed else 0.0,
         )
 
@@ -463,7 +464,8 @@ class Environment:
         try:
             async with asyncio.timeout(seconds) as limit:
                 response = await request
-                if not sandbox.relayed or response.status != SandboxLost.status:
+                gone = NotFound if sandbox.shared and response.status == NotFound.status else SandboxLost
+                if not sandbox.relayed or response.status != gone.status:
                     return response
                 failed: AEnvError = answers.error(response)
         except TimeoutError:

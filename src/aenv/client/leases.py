@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import weakref
+from contextvars import Context
 
 from aenv.client.api import ApiClient
 from aenv.errors import AEnvError, Conflict, Forbidden, NotFound
@@ -35,7 +36,8 @@ class Leases:
         """Renew the lease of this instance from now on."""
         self._held[id] = api
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="aenv leases")
+            run = asyncio.get_running_loop().create_task
+            self._task = run(self._run(), name="aenv leases", context=Context())  # of all, not of who was first
 
     def drop(self, id: str) -> None:
         """It is given back: renew it no more."""

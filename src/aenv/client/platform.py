@@ -15,8 +15,9 @@ from aenv.client.api import ApiClient
 from aenv.client.control import key_for, platform_url
 from aenv.client.leases import leases
 from aenv.client.mcp import plain_header
-from aenv.errors import AEnvError, NetworkError, NotFound, SandboxLost, StartFailed
-from aenv.models import Sandbox, SandboxSpec, State
+from aenv.client.services import ServicesClient
+from aenv.errors import AEnvError, Invalid, NetworkError, NotFound, SandboxLost, StartFailed, Unsupported
+from aenv.models import Sandbox, SandboxSpec, State, told
 from aenv.wire import LEASE, Expose, Instance, InstanceRequest
 
 log = logging.getLogger("aenv.environment")
@@ -33,29 +34,46 @@ _MEETING = 2.0
 
 
 class Platform:
-    """A provision that gets its sandboxes from a platform, or the one that is called ``instance_id`` there."""
+    """A provision that gets its sandboxes from a platform, or the one that is called ``instance_id`` there, or the
+    service that is called ``service_id``."""
 
     def __init__(
-        self, url: str | None, key: str | None = None, *, retries: int = 10, instance_id: str | None = None
+        self,
+        url: str | None,
+        key: str | None = None,
+        *,
+        retries: int = 10,
+        instance_id: str | None = None,
+        service_id: str | None = None,
     ) -> None:
+        if instance_id is not None and service_id is not None:
+            raise Invalid("instance_id and service_id are both given", hint="give one of the two")
         where = platform_url(url)
         self._key = key_for(where, key)
         self._api = ApiClient(where, self._key, retries=retries)
+        self._services = ServicesClient(where, self._key, retries=retries)
         self._instance_id = instance_id
+        self._service_id = service_id
 
     def __call__(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
+        if self._service_id is not None:
+            return self._served(self._service_id, spec)
         return self._made(spec) if self._instance_id is None else self._found(self._instance_id, spec)
 
     # What ``provision.Control`` has
 
     async def extend(self, id: str, ttl: float) -> None:
+        if self._service_id is not None:
+            raise Unsupported("a service lives until it is deleted; it has no time to extend")
         await self._api.extend(id, ttl)
 
     def logs(self, id: str, tail: int | None = None, follow: bool = False) -> AsyncGenerator[str, None]:
-        return self._api.logs(id, tail, follow)
+        return (self._api if self._service_id is None else self._services).logs(id, tail, follow)
 
     async def reason(self, id: str, patience: float) -> str:
         """Why an instance is no more, as far as the platform knows, or learns within so many seconds."""
+        if self._service_id is not None:
+            return await self._services.reason(id)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + patience
         while True:
@@ -68,7 +86,13 @@ class Platform:
             await asyncio.sleep(_POLL)
 
     async def expose(self, id: str, port: int, ttl: float | None) -> str:
+        if self._service_id is not None:
+            raise Unsupported("ports of a service are not exposed", hint="expose a port of an instance")
         return (await self._api.expose(id, Expose(port=port, ttl=ttl))).url
+
+    @asynccontextmanager
+    async def _served(self, id: str, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        yield await self._services.sandbox(id, spec, self._key)
 
     # Instances
 
@@ -117,6 +141,7 @@ class Platform:
                 raise StartFailed(
                     f"{_named(instance)} does not run after {patience:g} s: it is {instance.status}"
                     f"{': ' + instance.reason if instance.reason else ''}"
+                    f"{'; the time went to: ' + told(instance.phases) if told(instance.phases) else ''}"
                 )
             instance = await self._api.get(instance.id, wait=min(SLICE, deadline - asked))
             if loop.time() - asked < pause:  # not waited for

@@ -36,7 +36,8 @@ def attach(url: str, token: str | None = None) -> Provision:
 
     ``url`` is a URL, ``host:port`` or a host; the port is 8081 when none is given.
     """
-    sandbox = Sandbox(url=_sandbox_url(url), token=token, attached=True)
+    where = _sandbox_url(url)
+    sandbox = Sandbox(url=where, token=token, attached=True, shared="/env-service/" in where)
     return lambda spec: nullcontext(sandbox)
 
 
@@ -54,14 +55,20 @@ def _sandbox_url(given: str) -> str:
 
 
 def choose(
-    aenv_url: str | None, api_key: str | None, *, retries: int = 10, instance_id: str | None = None
+    aenv_url: str | None,
+    api_key: str | None,
+    *,
+    retries: int = 10,
+    instance_id: str | None = None,
+    service_id: str | None = None,
 ) -> Provision:
     """Where the sandbox comes from when the caller did not say: the first that is set."""
     attached = config.get("attach")
-    if aenv_url or instance_id is not None or (config.get("system_url") and not attached):
+    named = instance_id if service_id is None else service_id
+    if aenv_url or named is not None or (config.get("system_url") and not attached):
         from aenv.client.platform import Platform
 
-        return Platform(aenv_url, api_key, retries=retries, instance_id=instance_id)
+        return Platform(aenv_url, api_key, retries=retries, instance_id=instance_id, service_id=service_id)
     if attached:
         return attach(attached, config.get("api_key", api_key))
     from aenv.client.local import embedded

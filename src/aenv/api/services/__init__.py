@@ -1,0 +1,1 @@
+"""Services: replicas of an environment behind one URL, kept alive until they are deleted."""
