@@ -26,6 +26,8 @@ class Setting(NamedTuple):
     secret: bool = False
     least: float = 0
     """The smallest value of a number."""
+    shared: bool = False
+    """Whether other programs read the variable too: then an author's code sees it, when it is given to a sandbox."""
 
 
 SETTINGS = (
@@ -38,6 +40,12 @@ SETTINGS = (
     Setting("attach", "DUMMY_INSTANCE_IP", None, "attach to a sandbox that 'aenv run' started", in_file=False),
     Setting("max_body", "AENV_MAX_BODY", 64 * 1024 * 1024, "largest request body a sandbox accepts, in bytes", least=1),
     Setting("grace", "AENV_GRACE", 10.0, "seconds that calls in flight get to finish when a sandbox stops"),
+    Setting(
+        "drain",
+        "AENV_DRAIN",
+        0.0,
+        "seconds that a server that is to stop says so in its health, and serves on, before it stops",
+    ),
     Setting("threads", "AENV_THREADS", 512, "most synchronous tools that run at the same time in a sandbox", least=1),
     Setting("allowed_hosts", "AENV_ALLOWED_HOSTS", "", "more names, by comma, accepted in Host and Origin"),
     Setting(
@@ -49,11 +57,42 @@ SETTINGS = (
     ),
     Setting("isolation", "AENV_ISOLATION", "auto", "how sandboxes are shut in on this machine: auto, strict or none"),
     Setting("spare", "AENV_SPARE", True, "keep one process per environment in use ready for the next sandbox"),
+    Setting("log_format", "AENV_LOG_FORMAT", "text", "how a server writes its log: text, or json, an object a line"),
+    Setting("traces", "AENV_TRACES", None, "URL of an OpenTelemetry collector (OTLP/HTTP) that traces are sent to"),
+    Setting(
+        "otel_endpoint",
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        None,
+        "the same, where AENV_TRACES is not set",
+        in_file=False,
+        shared=True,
+    ),
+    Setting(
+        "otel_headers",
+        "OTEL_EXPORTER_OTLP_HEADERS",
+        None,
+        "headers for the collector: name=value, by comma, percent-encoded",
+        in_file=False,
+        secret=True,
+        shared=True,
+    ),
+    Setting(
+        "otel_service_name", "OTEL_SERVICE_NAME", "aenv", "what traces call this process", in_file=False, shared=True
+    ),
+    Setting(
+        "otel_sampler_arg",
+        "OTEL_TRACES_SAMPLER_ARG",
+        1.0,
+        "share of the traces begun here that is kept, from 0 to 1",
+        in_file=False,
+        shared=True,
+    ),
     Setting("debug", "AENV_DEBUG", False, "show the traceback of an unexpected failure", in_file=False),
     Setting("instance_id", "AENV_INSTANCE_ID", "local", "what the engine calls this sandbox", in_file=False),
     Setting("datasource", "AENV_DATASOURCE", "", "the instance's data, as a path", in_file=False),
     Setting("seed", "AENV_SEED", None, "the instance's random seed", in_file=False),
     Setting("secrets", "AENV_SECRETS", "", "names, by comma, of variables that a sandbox never shows", in_file=False),
+    Setting("warm", "AENV_WARM", False, "wait to be specialised before the project is imported", in_file=False),
     Setting(
         "owner_token_sha256",
         "AENV_OWNER_TOKEN_SHA256",
@@ -162,7 +201,7 @@ def get(key: str, argument: Any = None) -> Any:
 
 def environment() -> dict[str, str]:
     """The process environment as an author's code may see it, without what is meant for the runtime alone."""
-    hidden = {found.variable for found in SETTINGS}
+    hidden = {found.variable for found in SETTINGS if not found.shared}
     return {name: value for name, value in os.environ.items() if name not in hidden}
 
 
@@ -176,6 +215,11 @@ def default_environment(values: Mapping[str, str]) -> None:
     """Set those variables of this process that are not set yet."""
     for name, value in values.items():
         os.environ.setdefault(name, value)
+
+
+def set_environment(values: Mapping[str, str]) -> None:
+    """Set these variables of this process."""
+    os.environ.update(values)
 
 
 def replace_environment(values: Mapping[str, str]) -> None:

@@ -86,6 +86,11 @@ class Conflict(AEnvError):
 class RateLimited(AEnvError):
     code, status = "rate_limited", 429
 
+    def __init__(self, message: str, *, hint: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after = retry_after
+        """Seconds after which it may be asked again, when whoever refused it knows."""
+
 
 class Unsupported(AEnvError):
     code, status = "unsupported", 501

@@ -13,15 +13,34 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from aenv.errors import Invalid
+from aenv.models import parse_duration
+
 LEASE = 600.0
 """Seconds after which a client that asked for a lease, and was not heard of again, has lost its instance."""
 PAGE = 100
 LARGEST_PAGE = 1000
+_FARTHEST = 253402214400.0
+"""The last day of the year 9999: what is later cannot be written."""
 
 
 def timestamp(seconds: float) -> str:
     """A time as it is on the wire: ISO 8601 in UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def moment(text: str, now: float, what: str) -> float:
+    """When it was: a time in ISO 8601, of UTC unless it says otherwise, or how long ago, such as ``24h``."""
+    try:
+        found = now - parse_duration(text)
+    except Invalid:
+        try:
+            time = datetime.fromisoformat(text)
+        except ValueError:
+            hint = "use ISO 8601, such as 2026-01-31T12:00Z, or how long ago, such as 24h"
+            raise Invalid(f"{what} {text[:64]!r} is no time", hint=hint) from None
+        found = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    return min(max(found, 0.0), _FARTHEST)
 
 
 # The hub
@@ -193,6 +212,15 @@ class Instance(Struct, kw_only=True):
     expires_at: str = ""
     reason: str = ""
     """Why it failed or ended, or what it is waiting for."""
+    phases: dict[str, float] = {}
+    """Where the time of its start went, in seconds: ``queue``, ``hub``, ``package``, ``engine`` and, within that,
+    ``engine.*``, as the engine names them. What is under way is counted so far."""
+    position: int | None = None
+    """Its place in the queue, from 1, while it waits to be admitted."""
+    estimate: float | None = None
+    """Seconds that it is likely to wait there, when enough is known to say."""
+    service: str = ""
+    """The service that it is a replica of."""
 
 
 class Extend(Struct):
@@ -226,6 +254,192 @@ class Exposed(Struct, kw_only=True):
     url: str
     port: int
     expires_at: str
+
+
+# Services
+
+
+class ServiceRequest(Struct, kw_only=True):
+    """A service that is wanted. What is not given is what the environment's ``deployConfig.service`` says."""
+
+    env_name: str = field(name="envName")
+    service_name: str | None = None
+    """Part of its id, for people; the environment's name when there is none."""
+    replicas: int | None = None
+    environment_variables: dict[str, str] | None = None
+    owner: str | None = None
+    pvc_name: str | None = None
+    """The storage that it is given: made when there is none, found again when there is. Empty for none."""
+    enable_storage: bool | None = None
+    """Whether it has storage, where naming it is not enough to tell."""
+    mount_path: str | None = None
+    storage_size: str | None = None
+    port: int | None = None
+    """What its replicas serve on, where an engine gives them an address of their own."""
+    cpu_request: str | None = None
+    cpu_limit: str | None = None
+    memory_request: str | None = None
+    memory_limit: str | None = None
+    ephemeral_storage_request: str | None = None
+    ephemeral_storage_limit: str | None = None
+    labels: dict[str, str] | None = None
+
+
+class ServiceChange(Struct, kw_only=True):
+    """What is to be different; what is not given stays as it is."""
+
+    replicas: int | None = None
+    image: str | None = None
+    """What is to run: an image for an engine of images, ``name@version`` for one that runs packages."""
+    version: str | None = None
+    """Another version of the same environment: exact, a range or ``latest``."""
+    environment_variables: dict[str, str] | None = None
+    """All of them: they replace those that it has."""
+    generation: int | None = None
+    """What it is a change of, as it was seen: ``Conflict`` when somebody else has changed it since."""
+
+
+class Replica(Struct, kw_only=True):
+    """One of a service's sandboxes."""
+
+    id: str
+    status: str
+    ready: bool
+    """Whether it is given calls."""
+    env: str
+    """``name@version``."""
+    generation: int
+    restarts: int = 0
+    reason: str = ""
+    created_at: str = ""
+
+
+class Service(Struct, kw_only=True):
+    """A service as its owner sees it."""
+
+    id: str
+    env: Env
+    status: str
+    """Pending, Creating, Running, Updating, Failed or Terminated."""
+    created_at: str
+    updated_at: str
+    replicas: int
+    """How many there are to be."""
+    available_replicas: int = 0
+    """How many take calls."""
+    service_url: str = ""
+    """Where calls go, for as long as the service is there."""
+    owner: str = ""
+    environment_variables: dict[str, str] = {}
+    pvc_name: str = ""
+    name: str = ""
+    labels: dict[str, str] = {}
+    mount_path: str = ""
+    storage_size: str = ""
+    port: int = 8081
+    resources: dict[str, str] = {}
+    generation: int = 1
+    """Grows with each change of what it is to be."""
+    reason: str = ""
+    """Why it is not as it should be, or what became of the last update."""
+    members: list[Replica] = []
+    agent_token: str = ""
+    owner_token: str = ""
+
+
+# Quotas and usage
+
+
+class QuotaRequest(Struct, kw_only=True):
+    """Limits; what is not given is not limited."""
+
+    instances: int | None = None
+    """Instances that live at once, replicas of services among them."""
+    creates_per_second: float | None = None
+    cpu: str | None = None
+    memory: str | None = None
+    waiting: int | None = None
+    """Instances that may wait in the queue; those that come then are refused."""
+
+
+class Quota(Struct, kw_only=True):
+    """A limit, and what is in use under it."""
+
+    subject: str
+    """``platform``; ``owner`` for each that has none of its own, or ``owner:NAME``; ``experiment`` for each, or
+    ``experiment:OWNER/NAME``."""
+    instances: int | None = None
+    creates_per_second: float | None = None
+    cpu: str | None = None
+    memory: str | None = None
+    waiting: int | None = None
+    used: dict[str, float] = {}
+    """``instances``, ``cpu`` (cores), ``memory`` (bytes), ``waiting``: of those that are in use or in the queue."""
+    updated_at: str = ""
+
+
+class Pool(Struct, kw_only=True):
+    """Sandboxes that wait for an owner's next creates of an environment, as one server sees them."""
+
+    owner: str
+    env: str
+    """``name@version``."""
+    size: int
+    """How many there are, also those that are being made."""
+    ready: int
+    """How many can be taken at once."""
+    target: int
+    """How many there should be."""
+    min: int
+    max: int
+    claims: int
+    """How many instances came from it, by this server."""
+    misses: int
+    """How many did not, since none was there."""
+
+
+class Usage(Struct, kw_only=True):
+    """What an owner's instances of one experiment used in one hour."""
+
+    hour: str
+    """When it began."""
+    owner: str
+    experiment: str = ""
+    """The value of the label ``experiment``."""
+    instances: int = 0
+    """How many were made."""
+    instance_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    calls: int = 0
+
+
+class Load(Struct, kw_only=True):
+    """What one instance, or replica, does at the moment."""
+
+    id: str
+    env: str
+    """``name@version``."""
+    owner: str
+    experiment: str = ""
+    service: str = ""
+    status: str
+    created_at: str
+    cpu_seconds: float | None = None
+    """Since it began; None where its engine cannot tell."""
+    memory: int | None = None
+    """Bytes, now."""
+    calls: int = 0
+    """That this server carried to it."""
+
+
+class Top(Struct, kw_only=True):
+    """What goes on at the moment."""
+
+    at: str
+    counts: dict[str, int]
+    """Instances and replicas by status."""
+    loads: list[Load]
+    """The busiest first, as many as were asked for."""
 
 
 # Accounts

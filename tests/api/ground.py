@@ -14,8 +14,10 @@ from urllib.parse import quote
 import msgspec
 
 from aenv import http, project
+from aenv.api import pools, quotas
 from aenv.api.instances import Instances
 from aenv.api.packages import Packages, Placed
+from aenv.api.peers import Peers
 from aenv.api.routes import routes
 from aenv.auth.callers import Caller, Scope
 from aenv.auth.keys import platform_key
@@ -169,6 +171,10 @@ class FragileStore(Store):
         self._check()
         return self.inner.scan(kind)
 
+    async def counts(self, kind: str) -> dict[str, dict[str, float]]:
+        self._check()
+        return await self.inner.counts(kind)
+
     async def kinds(self) -> list[str]:
         return await self.inner.kinds()
 
@@ -305,11 +311,12 @@ async def service(
             await platform_key(store),
             data_url="http://127.0.0.1:1",
             name=name,
-            **options,
+            **{"peers": Peers(store, name, folder=home / "servers"), **options},
         )
         stack.push_async_callback(instances.close)
         await instances.start()
-        app = App(routes(instances), title="API", authenticate=tokens.authenticate, guard=Hosts(loopback=True))
+        table = [*routes(instances), *quotas.routes(instances.quotas), *pools.routes(instances.pools)]
+        app = App(table, title="API", authenticate=tokens.authenticate, guard=Hosts(loopback=True))
         connections = Connections(app)
         server = await asyncio.get_running_loop().create_server(connections, "127.0.0.1", 0)
 

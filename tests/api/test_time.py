@@ -180,6 +180,37 @@ async def test_a_clock_that_is_set_ends_nothing_and_prolongs_nothing(
         assert abs(kept.record.deadline - (time.time() + jump + HOUR)) < 600
 
 
+@pytest.mark.parametrize("jump", [100 * HOUR, -100 * HOUR])
+async def test_a_clock_that_is_set_is_followed_once_by_servers_of_one_name(
+    redis: Server, shelf: PaperShelf, tmp_path: Path, jump: float
+) -> None:
+    redis.empty()
+    paper, ahead = PaperEngine(), 0.0
+    async with (
+        service(redis.url, paper, shelf, tmp_path) as first,
+        service(redis.url, paper, shelf, tmp_path) as second,
+    ):
+        both = [platform.instances for platform in (first, second)]
+        for instances in both:
+            instances.lives.clock = Clock(instances.lives.moved, wall=lambda: time.time() + ahead)
+        made = [await make(first, ttl=HOUR, lease=HOUR), await make(second, ttl=HOUR)]
+        entries = [instances.lives.entries for instances in both]
+        await until(lambda: all(each.id in known for each in made for known in entries), "each to know both")
+        ahead = jump
+        both[0].lives.clock.now()
+        for _ in range(3):
+            await asyncio.gather(*(instances.reaper.write() for instances in both))
+            for instances in both:
+                await instances.reaper.follow()
+        for each in made:
+            kept = await both[0].lives.records.get(each.id)
+            assert kept is not None
+            assert kept.record.status is State.RUNNING
+            assert abs(kept.record.expires_at - (time.time() + jump + HOUR)) < 600
+            for known in entries:
+                assert abs(known[each.id].record.expires_at - (time.time() + jump + HOUR)) < 600
+
+
 def test_a_clock_tells_a_jump_from_its_own_drift() -> None:
     now = {"wall": 1000.0, "steady": 10.0}
     moved: list[float] = []
@@ -271,7 +302,7 @@ async def test_what_dies_is_noticed(shared: Platform, paper: StuckEngine) -> Non
     directory = InstanceDirectory(shared.instances, shared.tokens.authenticate)
     assert directory.known(first.id) is not None
     told: list[str] = []
-    shared.instances.when_ended(told.append)
+    shared.instances.lives.listeners.append(lambda record: told.append(record.id))
     paper.sandboxes[first.id] = msgspec.structs.replace(
         paper.sandboxes[first.id], state=State.FAILED, reason="it ended with exit code 3"
     )

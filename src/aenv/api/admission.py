@@ -14,6 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from aenv.api.charges import Charge
 from aenv.api.records import Wanted
 from aenv.engines.specs import TTL
 from aenv.errors import Invalid, TooLarge, Unsupported
@@ -45,6 +46,8 @@ RESERVED = "aenv/"
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 _SEED = 2**63
+_COUNTED = 1e15
+"""What is charged for at most: more of it nobody has."""
 _RESOURCES = ("cpu", "memory", "ephemeralStorage")
 
 
@@ -109,6 +112,17 @@ async def plan(request: InstanceRequest, env: Env, *, datasources: Sequence[Path
         startup_timeout=startup,
     )
     return Plan(wanted, ttl, _lease(request.lease), labels(request.labels or {}), secrets)
+
+
+def charge_of(env: Env, wanted: Wanted | None) -> Charge:
+    """What an instance of an environment takes: what an engine limits it to."""
+    found, given = environment(env, ""), {} if wanted is None else wanted.resources
+
+    def most(name: str) -> float:
+        said = given.get(name) or found.value(f"deployConfig.{name}Limit") or found.value(f"deployConfig.{name}")
+        return min(fields.quantity(said), _COUNTED)
+
+    return Charge(math.ceil(most("cpu") * 1000), math.ceil(most("memory")))
 
 
 def environment(env: Env, root: str) -> Project:

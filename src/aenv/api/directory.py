@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-import msgspec
-
 from aenv.api.clock import steady
+from aenv.api.gateway.failures import Busy
 from aenv.api.gateway.places import Place
 from aenv.api.instances import Instances
 from aenv.api.records import InstanceRecord
@@ -55,13 +54,19 @@ class InstanceDirectory:
 
     async def place(self, id: str) -> Place:
         record = await self._instances.locate(id, _PATIENCE)
-        place = self._instances.lives.placed(record)
+        lives = self._instances.lives
+        failure: AEnvError | None = None
         if record.status is State.RUNNING:
-            if id not in self._entries:
-                self._remember(place, record.lease)
-            return place
+            try:
+                place = lives.placed(record)
+            except NetworkError as exc:
+                failure = Busy(exc.message, hint=exc.hint)
+            else:
+                if id not in self._entries:
+                    self._remember(place, record.lease)
+                return place
         self._others.pop(id, None)
-        return msgspec.structs.replace(place, url="", failure=_failure(record))
+        return Place(id, "", record.owner, lives.token(record), failure or _failure(record))
 
     async def caller(self, token: str) -> Caller:
         return await self._authenticate(token)

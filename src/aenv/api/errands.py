@@ -1,5 +1,8 @@
 """What is done inside an instance for its owner, and what is read of it: commands, files, history, reset, logs.
 
+All but logs is asked of the runtime inside, wherever that is. What an instance printed is kept by its engine, so the
+server is asked that has the engine.
+
 The values of its secrets are taken out of all of it, but for files, which are the owner's as they are.
 """
 
@@ -7,16 +10,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import msgspec
 
 from aenv.api import inside
 from aenv.api.lives import ENGINE, Entry, Lives
+from aenv.api.peers import HOP, Peer
 from aenv.api.visible import Visible
 from aenv.auth.callers import Caller
-from aenv.errors import AEnvError, Invalid, NotFound, SandboxError
+from aenv.client.control import Service, segment
+from aenv.errors import AEnvError, Invalid, NetworkError, NotFound, SandboxError, Unsupported
 from aenv.models import ExecResult, to_json
 from aenv.wire import Exec
 
@@ -107,9 +112,20 @@ class Errands:
         return exc
 
     async def logs(
-        self, caller: Caller, id: str, *, tail: int | None = None, follow: bool = False
+        self,
+        caller: Caller,
+        id: str,
+        *,
+        tail: int | None = None,
+        follow: bool = False,
+        token: str = "",
+        passed_on: bool = False,
     ) -> AsyncGenerator[bytes, None]:
-        """What an instance printed, by line; of one that has ended, too, as long as its engine keeps it."""
+        """What an instance printed, by line; of one that has ended, too, as long as its engine keeps it.
+
+        ``token`` is the caller's own, to be shown to the server that has the engine; what one server passed on to
+        another is not passed on again.
+        """
         if tail is not None and tail < 0:
             raise Invalid(f"tail {tail} is no number of lines")
         record = await self._visible.find(caller, id)
@@ -117,7 +133,12 @@ class Errands:
         try:
             async with asyncio.timeout(ENGINE):
                 await engine.output(id, _NOTHING)  # what there is to raise is raised before an answer begins
-        except NotFound:
+        except (NotFound, Unsupported) as exc:
+            if record.server != self._lives.name and not passed_on:
+                peer = self._lives.peers.at(id, record.server)
+                return await printed_at(peer, f"/env-instance/{segment(id)}/logs", tail, follow, token)
+            if isinstance(exc, Unsupported):
+                raise
             raise NotFound(f"nothing is kept of what {id} printed") from None
         except TimeoutError:
             raise AEnvError(f"the engine did not answer for {id}") from None
@@ -129,6 +150,31 @@ class Errands:
                     yield f"{line if hidden is None else hidden.text(line)}\n".encode()
 
         return lines()
+
+
+async def printed_at(peer: Peer, path: str, tail: int | None, follow: bool, token: str) -> AsyncGenerator[bytes, None]:
+    """What was printed at another server, from there."""
+    asking = Service(peer.control_url, token, retries=0).stream(
+        *("GET", path),
+        query={"tail": tail, "follow": follow or None},
+        headers={HOP: "1"},
+        patience=None if follow else ENGINE,
+    )
+    async with AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(ENGINE):
+                found = await stack.enter_async_context(asking)
+        except (NetworkError, TimeoutError) as exc:
+            why = exc.message if isinstance(exc, NetworkError) else "it took too long"
+            raise NetworkError(f"the server {peer.name}, where it is, did not answer: {why}") from exc
+        opened = stack.pop_all()
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        async with opened:
+            async for piece in found:
+                yield piece
+
+    return pieces()
 
 
 def _path(path: str) -> str:

@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from aenv.errors import Invalid
 from aenv.store import Put, Store
-from aenv.wire import InstanceRequest
 
 KIND = "idempotency"
 KEPT_FOR = 24 * 3600.0
@@ -36,8 +35,8 @@ class Keys:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def find(self, owner: str, key: str, request: InstanceRequest) -> list[str] | None:
-        """The instances that were made under a key; ``Invalid`` when it was for something else."""
+    async def find(self, owner: str, key: str, request: Struct) -> list[str] | None:
+        """What was made under a key, by its ids; ``Invalid`` when it was for something else."""
         found = await self._store.get(KIND, _name(owner, key))
         if found is None:
             return None
@@ -49,7 +48,7 @@ class Keys:
         return note.ids
 
 
-def note(owner: str, key: str, request: InstanceRequest, ids: list[str], now: float) -> Put:
+def note(owner: str, key: str, request: Struct, ids: list[str], now: float) -> Put:
     """The change that keeps a key. It is refused when the key is there already."""
     value = msgspec.json.encode(Note(_digest(request), ids))
     return Put(KIND, _name(owner, key), value, expect=0, expires_at=now + KEPT_FOR)
@@ -64,5 +63,5 @@ def _name(owner: str, key: str) -> str:
     return hashlib.sha256(f"{owner}\0{key}".encode()).hexdigest()
 
 
-def _digest(request: InstanceRequest) -> str:
+def _digest(request: Struct) -> str:
     return hashlib.sha256(msgspec.json.encode(request, order="deterministic")).hexdigest()

@@ -14,6 +14,10 @@ from aenv.api.errands import Errands
 from aenv.api.idempotency import Keys
 from aenv.api.lives import ENGINE, MARGIN, Entry, Lives, Values
 from aenv.api.packages import Packages
+from aenv.api.peers import Peers
+from aenv.api.phases import Phases
+from aenv.api.pools import Pools
+from aenv.api.quotas import Quotas
 from aenv.api.reaper import Reaper
 from aenv.api.records import InstanceRecord, Records, size_of, slim
 from aenv.api.visible import Visible, unknown
@@ -23,7 +27,7 @@ from aenv.cleanup import finish
 from aenv.engines.base import Engine, new_id
 from aenv.errors import Conflict, Invalid, NotFound, SandboxError, Unsupported, did_you_mean
 from aenv.models import NAME, VERSION, EnvRef, State, parse_duration
-from aenv.store import Store
+from aenv.store import Change, Store
 from aenv.wire import Expose, Exposed, Instance, InstanceRequest, Renewed, timestamp
 
 LONGEST_WAIT = 600.0
@@ -57,21 +61,28 @@ class Instances:
         data_url: str,
         name: str,
         datasources: Sequence[Path] = (),
+        peers: Peers | None = None,
     ) -> None:
         """``data_url`` is where the gateway is; ``name`` tells this server's sandboxes from others' and is the same
-        after a restart; data may be used that is below ``datasources``."""
+        after a restart; data may be used that is below ``datasources``; ``peers`` are the servers beside it."""
         if not NAME.fullmatch(name):
             raise Invalid(f"{name[:64]!r} is not a server's name", hint="use letters, digits, '-', '_' and '.'")
         self.exposed_url: Callable[[str, int, float], str] | None = None
         """Makes the URL of a port inside, which is open until then: the gateway's."""
         self._records = Records(store)
         self._keys = Keys(store)
-        self._packages = packages
+        self.packages = packages
+        """Where environments come from."""
         self._secrets = secrets
         self._datasources = datasources
         self._engine = engine
-        self.lives = Lives(self._records, engine, packages, secrets, key, name=name)
-        self.reaper = Reaper(self.lives, store)
+        self.peers = peers or Peers(store, name)
+        self.quotas = Quotas(store)
+        """What may be in use, of the platform, by owner and by experiment."""
+        self.lives = Lives(self._records, engine, packages, secrets, key, peers=self.peers, quotas=self.quotas)
+        self.pools = Pools(self.lives, self.quotas, store)
+        """Sandboxes that wait for the next creates."""
+        self.reaper = Reaper(self.lives)
         self._visible = Visible(self.lives, data_url)
         self.inside = Errands(self._visible, self.lives)
         """What is done inside instances."""
@@ -79,16 +90,15 @@ class Instances:
     async def start(self) -> None:
         """Find what lives, and look after it from now on."""
         await self.reaper.start(START)
+        self.pools.start()
 
     async def close(self) -> None:
         """Let go. What lives, lives on, and is found again."""
+        await self.pools.close()
         await self.reaper.close()
         await self.lives.close(GRACE)
-        await self._packages.close()
-
-    def when_ended(self, tell: Callable[[str], None]) -> None:
-        """Have somebody told of each instance that is no more: the gateway."""
-        self.lives.ended = tell
+        await self.packages.close()
+        await self.peers.leave()
 
     # Making
 
@@ -121,15 +131,19 @@ class Instances:
     ) -> list[Entry] | Joined:
         """Begin to make what is asked for, unless the key says that somebody has."""
         if key is None:
-            return await self.lives.begin(await self._planned(caller, request, token), [], token, caller)
+            made = await self._planned(caller, request, token)
+            return await self.pools.begin(made, lambda made: [], token, caller)
         idempotency.check(key)
         ids = await self._keys.find(caller.owner, key, request)
         if ids is None:
             made = await self._planned(caller, request, token)
             now = self.lives.clock.now()
-            note = idempotency.note(caller.owner, key, request, [record.id for record in made], now)
+
+            def note(made: Sequence[InstanceRecord]) -> list[Change]:
+                return [idempotency.note(caller.owner, key, request, [record.id for record in made], now)]
+
             try:
-                return await self.lives.begin(made, [note], token, caller)
+                return await self.pools.begin(made, note, token, caller)
             except Conflict:  # somebody was faster
                 ids = await self._keys.find(caller.owner, key, request)
                 if ids is None:
@@ -140,7 +154,9 @@ class Instances:
         """The records of what is asked for, when all of it is in order."""
         owner = checked_owner(caller, request.owner, "instances") if request.owner else caller.owner
         count = admission.count(request)
-        env = await self._packages.resolve(EnvRef.parse(request.env_name), token, caller)
+        phases = Phases()
+        with phases.of("hub"):
+            env = await self.packages.resolve(EnvRef.parse(request.env_name), token, caller)
         plan = await admission.plan(request, env, datasources=self._datasources, engine=self._engine.name)
         if plan.secrets:
             admission.check_secrets(await self._secrets.values(owner, plan.secrets))  # which are missing is said now
@@ -160,6 +176,7 @@ class Instances:
             labels=plan.labels,
             secrets=plan.secrets,
             wanted=plan.wanted,
+            phases=phases.seconds,
         )
         admission.check_written(count, size_of(first))
         return [msgspec.structs.replace(first, id=new_id(env.name)) for _ in range(count)]
@@ -183,7 +200,7 @@ class Instances:
         """An instance once it runs or has failed, or when there is no more time; be it another server's."""
         loop, pause = asyncio.get_running_loop(), _POLL
         while True:
-            if entry := self.lives.entries.get(id):
+            if (entry := self.lives.entries.get(id)) and not entry.kept.record.warm:
                 await self._settled(entry, deadline)
                 return entry.record
             record = await self._visible.record(id)
@@ -207,7 +224,7 @@ class Instances:
     async def _latest(self, id: str, wait: float) -> tuple[InstanceRecord, str]:
         """An instance as it is now, and what its engine says of it."""
         record = await self._followed(id, _deadline(wait))
-        if record is None:
+        if record is None or record.warm:
             raise unknown(id)
         entry = self.lives.entries.get(id)
         if entry is None or record.status is not State.RUNNING:
@@ -228,7 +245,7 @@ class Instances:
         local: bool = False,
     ) -> tuple[list[Instance], int]:
         """A page of the caller's instances, or, for an admin, of everybody's, newest first; and how many there are."""
-        tags: dict[str, str | Sequence[str]] = {}
+        tags: dict[str, str | Sequence[str]] = {"as": "instance"}
         if owner:
             tags["owner"] = checked_owner(caller, owner, "instances")
         elif not caller.admin:
@@ -262,6 +279,8 @@ class Instances:
         """Let an instance live so long from now."""
         seconds = admission.lifetime(ttl)
         entry, _ = await self._visible.running(caller, id)
+        if service := entry.kept.record.service:
+            raise Conflict(f"{id} is a replica of service {service}, and lives as long as that needs it")
         try:
             async with asyncio.timeout(ENGINE):
                 await self._engine.update(id, ttl=seconds + MARGIN)
@@ -326,7 +345,7 @@ def _replace(record: InstanceRecord, **changes: Any) -> InstanceRecord:
 
 
 def _gone(entry: Entry) -> Conflict:
-    record = entry.kept.record
+    record = entry.record
     how = f"is {record.status.lower()}: {record.reason}" if record.over else "cannot be reached by its engine"
     return Conflict(f"{entry.id} {how}")
 

@@ -9,33 +9,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Protocol
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from aenv.api.admission import RESERVED, check_secrets, environment
+from aenv.api.admission import charge_of, check_secrets
 from aenv.api.clock import Clock
 from aenv.api.endings import PATIENCE, Endings
+from aenv.api.entry import Entry as Entry
 from aenv.api.gateway.places import Place
 from aenv.api.packages import Packages
-from aenv.api.records import InstanceRecord, Kept, Records, put
+from aenv.api.peers import Peers
+from aenv.api.phases import told
+from aenv.api.queue import Queue
+from aenv.api.quotas import Quotas
+from aenv.api.records import InstanceRecord, Kept, Records
+from aenv.api.specs import SERVER as SERVER
+from aenv.api.specs import Values as Values
+from aenv.api.specs import spec_of
 from aenv.auth.callers import Caller, Scope
 from aenv.auth.keys import owner_token
 from aenv.engines.base import Engine
-from aenv.engines.specs import complete
 from aenv.errors import AEnvError, Conflict, NetworkError, NotFound, StartFailed
-from aenv.models import EnvRef, Sandbox, SandboxSpec, State
+from aenv.models import Sandbox, SandboxSpec, State
 from aenv.runtime.hidden import Hidden
-from aenv.runtime.tokens import digest
 from aenv.store import Change
+from aenv.web import logs
 
 log = logging.getLogger("aenv.api")
 
-SERVER = f"{RESERVED}server"
-"""The label by which an engine's sandboxes are known as those of a server."""
 AT_ONCE = 32
 """Sandboxes of one owner and environment that an engine is asked for at the same time."""
 MARGIN = 30.0
@@ -55,86 +59,28 @@ Mutation = Callable[[InstanceRecord], InstanceRecord | None]
 """From a record to what it is to become; None leaves it as it is."""
 
 
-class Values(Protocol):
-    """Where the values of secrets come from."""
-
-    async def values(self, owner: str, names: Sequence[str]) -> dict[str, str]: ...
-
-
-class Entry:
-    """One living instance."""
-
-    __slots__ = ("hidden", "kept", "lease_until", "place", "shift", "starting", "waiting")
-
-    def __init__(self, kept: Kept, now: float) -> None:
-        self.kept = kept
-        """As it is in the store, as far as is known."""
-        self.place: Place | None = None
-        """Where it is reached, once it runs."""
-        self.starting: asyncio.Task[None] | None = None
-        self.waiting = 0
-        """How many wait for an answer about it, or from it: meanwhile it counts as used."""
-        self.hidden: Hidden | None = None
-        """What takes its secrets out of texts."""
-        lease = kept.record.lease
-        self.lease_until = None if lease is None else now + lease
-        """When it ends if nobody is heard of; in the record this is written now and then."""
-        self.shift = 0.0
-        """Seconds by which the clock was set since its times were written."""
-
-    @property
-    def record(self) -> InstanceRecord:
-        record = self.kept.record
-        if self.lease_until != record.lease_until:
-            record = msgspec.structs.replace(record, lease_until=self.lease_until)
-        if self.shift:
-            record = msgspec.structs.replace(record, expires_at=record.expires_at + self.shift)
-        return record
-
-    @property
-    def id(self) -> str:
-        return self.kept.record.id
-
-    def refresh(self, found: Kept) -> None:
-        """Take what the store has. A lease may have been renewed by another server."""
-        self.kept = found
-        if self.lease_until is not None:
-            self.lease_until = max(self.lease_until, found.record.lease_until or 0.0)
-
-    def heard(self, now: float) -> None:
-        """Somebody uses it."""
-        if self.lease_until is not None:
-            self.lease_until = now + (self.kept.record.lease or 0.0)
-
-    def deadline(self, now: float) -> float:
-        """When its time is over."""
-        expires_at = self.kept.record.expires_at + self.shift
-        if self.lease_until is None:
-            return expires_at
-        if self.waiting:
-            self.heard(now)
-        return min(expires_at, self.lease_until)
-
-    def moved(self, seconds: float) -> None:
-        """The clock was set: it has as much time left as before."""
-        self.shift += seconds
-        if self.lease_until is not None:
-            self.lease_until += seconds
-
-    def hide(self, text: str) -> str:
-        return text if self.hidden is None else self.hidden.text(text)
-
-
 class Lives:
     """All instances that live on this server."""
 
     def __init__(
-        self, records: Records, engine: Engine, packages: Packages, secrets: Values, key: bytes, *, name: str
+        self,
+        records: Records,
+        engine: Engine,
+        packages: Packages,
+        secrets: Values,
+        key: bytes,
+        *,
+        peers: Peers,
+        quotas: Quotas,
     ) -> None:
         self.records = records
         self.engine = engine
-        self.name = name
+        self.name = peers.me.name
+        self.peers = peers
+        """The servers beside this one."""
         self.clock = Clock(self.moved)
+        self.queue = Queue(records, quotas, self.clock, peers.me.boot)
+        """What waits to be admitted."""
         self.entries: dict[str, Entry] = {}
         self.endings = Endings(engine)
         self.unwritten: dict[str, Entry] = {}
@@ -143,8 +89,16 @@ class Lives:
         """Set when something may be over earlier than was known."""
         self.nearest = 0.0
         """When whoever waits for that looks again by itself: what is over later need not wake it."""
-        self.ended: Callable[[str], None] = _nobody
+        self.listeners: list[Callable[[InstanceRecord], None]] = [lambda record: self.queue.wake()]
         """Told of each instance that is no more."""
+        self.missed: list[Callable[[InstanceRecord], None]] = []
+        """Told of each that is no more and is not among them, be it that it came and went unseen; maybe twice."""
+        self.started: list[Callable[[InstanceRecord], None]] = []
+        """Told of each start that is over, well or not, in the context of who asked for it."""
+        self.specialise: Callable[[Entry, SandboxSpec], Awaitable[Sandbox | None]]
+        """Tells a sandbox that was warm what it is; None when it is gone. The pools do."""
+        self.late = 0.0
+        """Seconds by which news of clients may be late, since they talk to other servers as well."""
         self._packages = packages
         self._secrets = secrets
         self._key = key
@@ -153,12 +107,13 @@ class Lives:
         self._prolonging: set[asyncio.Task[None]] = set()
         packages.in_use = self._digests
 
-    def token(self, id: str) -> str:
-        """The owner token of an instance."""
-        return owner_token(self._key, id)
+    def token(self, record: InstanceRecord) -> str:
+        """The owner token of an instance; all replicas of a service have the same one."""
+        return owner_token(self._key, record.service or record.id)
 
     def placed(self, record: InstanceRecord) -> Place:
-        return Place(record.id, record.url, record.owner, self.token(record.id))
+        """Where a running instance is reached from here. ``NetworkError`` when only a server can that is gone."""
+        return Place(record.id, self.peers.url(record), record.owner, self.token(record))
 
     def moved(self, seconds: float) -> None:
         log.warning("the clock of this machine was set by %+.1f s; instances keep the time that they had", seconds)
@@ -173,22 +128,36 @@ class Lives:
     # From a record to a sandbox that runs
 
     async def begin(
-        self, made: Sequence[InstanceRecord], more: Sequence[Change], call_token: str, caller: Caller
+        self,
+        made: Sequence[InstanceRecord],
+        more: Sequence[Change],
+        call_token: str,
+        caller: Caller,
+        *,
+        claimed: Mapping[str, Kept] = {},
     ) -> list[Entry]:
-        """Write these records, with what else belongs to them, and then begin to make what they say.
+        """Write these records, with what else belongs to them, and then begin to make what they say: at once, or when
+        they are admitted. ``RateLimited`` when the queue is full. Those that are ``claimed`` take the place of a warm
+        one.
 
         Who leaves meanwhile leaves neither half of it undone.
         """
-        task = asyncio.create_task(self._begin(made, more, call_token, caller))
+        task = asyncio.create_task(self._begin(made, more, call_token, caller, claimed))
         self._beginning.add(task)
         task.add_done_callback(self._begun)
         return await asyncio.shield(task)
 
     async def _begin(
-        self, made: Sequence[InstanceRecord], more: Sequence[Change], call_token: str, caller: Caller
+        self,
+        made: Sequence[InstanceRecord],
+        more: Sequence[Change],
+        call_token: str,
+        caller: Caller,
+        claimed: Mapping[str, Kept],
     ) -> list[Entry]:
-        revisions = await self.records.write(*more, *(put(record, 0) for record in made))
-        kept = (Kept(*pair) for pair in zip(made, revisions[len(more) :], strict=True))
+        by, charge = self.peers.me.boot, charge_of(made[0].env, made[0].wanted)
+        made = [msgspec.structs.replace(record, by=by, charge=charge) for record in made]
+        kept = await self.queue.enter(made, more, claimed=claimed)
         return [self.resume(found, call_token, caller) for found in kept]
 
     def _begun(self, task: asyncio.Task[list[Entry]]) -> None:
@@ -200,6 +169,8 @@ class Lives:
         """Go on with an instance that is written down, and does not run yet."""
         entry = self.entries[kept.record.id] = Entry(kept, self.clock.now())
         caller = caller or Caller(kept.record.owner, frozenset((Scope.READ, Scope.RUN)))
+        if kept.record.queued is not None:
+            self.queue.join(entry)
         entry.starting = asyncio.create_task(self._start(entry, call_token, caller))
         self._came(entry)
         return entry
@@ -207,50 +178,53 @@ class Lives:
     def adopt(self, kept: Kept) -> Entry:
         """Take in an instance that runs: of the server that was here before, or of another one of the same name."""
         entry = self.entries[kept.record.id] = Entry(kept, self.clock.now())
-        entry.place = self.placed(kept.record)
+        if not kept.record.warm:
+            entry.place = self.placed(kept.record)
         self._came(entry)
         return entry
 
     def _came(self, entry: Entry) -> None:
-        if entry.deadline(self.clock.now()) < self.nearest:
+        if entry.deadline(self.clock.now(), self.late) < self.nearest:
             self.changed.set()
 
     async def _start(self, entry: Entry, call_token: str, caller: Caller) -> None:
         """Bring it up, or end it with the reason. Cancelled, it is ended by somebody else, or is gone on with when
         this server is back."""
-        try:
-            spec = await self._spec(entry, call_token, caller)
-            await self._runs(entry, await self._sandbox(entry, spec))
-        except AEnvError as exc:
-            await self._failed(entry, exc.message if exc.hint is None else f"{exc.message} ({exc.hint})")
-        except Exception as exc:
-            log.exception("%s could not be started", entry.id)
-            await self._failed(entry, f"the platform itself failed: {type(exc).__name__}")
+        with logs.about(instance=entry.id):
+            try:
+                if entry.kept.record.queued is not None and not await self._admitted(entry):
+                    return
+                spec = await self._spec(entry, call_token, caller)
+                await self._runs(entry, await self._sandbox(entry, spec))
+            except AEnvError as exc:
+                await self._failed(entry, exc.message if exc.hint is None else f"{exc.message} ({exc.hint})")
+            except Exception as exc:
+                log.exception("%s could not be started", entry.id)
+                await self._failed(entry, f"the platform itself failed: {type(exc).__name__}")
+
+    async def _admitted(self, entry: Entry) -> bool:
+        """Wait in the queue. What another server has taken over, or ended, is not ours any more."""
+        with entry.phases.of("queue"):
+            admitted = await self.queue.turn(entry)
+        if admitted:
+            self._came(entry)
+        elif entry.kept.record.over:
+            self._drop(entry)
+        elif self.entries.get(entry.id) is entry:
+            del self.entries[entry.id]
+        return admitted
 
     async def _spec(self, entry: Entry, call_token: str, caller: Caller) -> SandboxSpec:
         record = entry.record
-        env, wanted = record.env, record.wanted
-        if wanted is None:
-            raise AEnvError("what was asked for is not written down")
-        placed = await self._packages.place(env, call_token, caller)
-        values = await self._secrets.values(record.owner, record.secrets) if record.secrets else {}
+        with entry.phases.of("package"):
+            placed = await self._packages.place(record.env, call_token, caller)
+        values: dict[str, str] = {}
+        if record.secrets and not record.warm:  # what is warm is nobody's yet
+            values = await self._secrets.values(record.owner, record.secrets)
         check_secrets(values)
         entry.hidden = Hidden.of(values, values)
-        spec = SandboxSpec(
-            env=EnvRef(env.name, env.version),
-            datasource=wanted.datasource,
-            ttl=max(record.expires_at - self.clock.now(), 1.0) + MARGIN,
-            startup_timeout=wanted.startup_timeout,
-            environment_variables=wanted.environment_variables | values,
-            arguments=wanted.arguments,
-            owner=record.owner,
-            labels={**record.labels, SERVER: self.name},
-            seed=wanted.seed,
-            resources=wanted.resources,
-            owner_token_sha256=digest(self.token(record.id)),
-            secrets=record.secrets,
-        )
-        return complete(spec, environment(env, placed.root), stamp=placed.stamp)
+        ttl = max(record.expires_at - self.clock.now(), 1.0) + MARGIN
+        return spec_of(record, placed, values, token=self.token(record), ttl=ttl)
 
     async def _sandbox(self, entry: Entry, spec: SandboxSpec) -> Sandbox:
         record = entry.kept.record
@@ -258,18 +232,25 @@ class Lives:
         loop = asyncio.get_running_loop()
         report = asyncio.create_task(self._report(entry))
         try:
-            async with room:
-                deadline = loop.time() + spec.startup_timeout
+            if record.claimed and (made := await self.specialise(entry, spec)) is not None:
+                return made
+            with entry.phases.of("queue"):
+                await room.acquire()
+            with entry.phases.of("engine"):
                 try:
+                    deadline = loop.time() + spec.startup_timeout
                     async with asyncio.timeout_at(deadline + _LONGER) as limit:
                         sandbox = await self.engine.create(record.id, spec)
                 except TimeoutError:
                     if not limit.expired():
                         raise
                     raise StartFailed(f"it did not start within {spec.startup_timeout:g} s") from None
-            if sandbox.state is State.RUNNING:
-                return sandbox
-            return await self.engine.wait(record.id, max(deadline - loop.time(), 0.0))
+                finally:
+                    room.release()
+                if sandbox.state is not State.RUNNING:
+                    sandbox = await self.engine.wait(record.id, max(deadline - loop.time(), 0.0), where=False)
+            entry.phases.within("engine", sandbox.phases)
+            return sandbox
         finally:
             report.cancel()
 
@@ -281,7 +262,10 @@ class Lives:
             pause = _SLOWER
             with suppress(AEnvError, TimeoutError):
                 async with asyncio.timeout(ENGINE):
-                    reason = entry.hide((await self.engine.get(entry.id)).reason)
+                    sandbox = await self.engine.get(entry.id)
+                reason = entry.hide(sandbox.reason)
+                if not entry.kept.record.claimed:  # then those are of the time before
+                    entry.phases.within("engine", sandbox.phases)
                 record = entry.kept.record
                 if record.status is not State.CREATING or record.reason != reason:
                     await self.change(entry, lambda old, reason=reason: self._creating(old, reason))  # type: ignore[misc]
@@ -301,9 +285,12 @@ class Lives:
                 reason="",
                 url=sandbox.url,
                 boot=sandbox.boot,
+                phases=entry.phases.seconds,
                 updated_at=self.clock.now(),
                 wanted=None,
                 ran=True,
+                started_at=record.started_at or (0.0 if record.warm else self.clock.now()),
+                by="",
             )
 
         loop = asyncio.get_running_loop()
@@ -317,7 +304,9 @@ class Lives:
                     raise
                 await asyncio.sleep(_AGAIN)
         if runs:
-            entry.place = self.placed(entry.kept.record)
+            if not entry.kept.record.warm:
+                entry.place = self.placed(entry.kept.record)
+            self._tell_started(entry.kept.record)
         else:  # somebody ended it while it started
             self.endings.begin(entry.id)
 
@@ -326,8 +315,19 @@ class Lives:
         leave = False
         with suppress(AEnvError, TimeoutError):
             async with asyncio.timeout(ENGINE):
-                leave = (await self.engine.get(entry.id)).state.over
-        await self.end(entry, State.FAILED, reason, leave=leave, force=True)
+                sandbox = await self.engine.get(entry.id)
+            leave = sandbox.state.over
+            if not entry.kept.record.claimed:
+                entry.phases.within("engine", sandbox.phases)
+        where = told(entry.phases.seconds)
+        await self.end(
+            entry, State.FAILED, f"{reason}; the time went to: {where}" if where else reason, leave=leave, force=True
+        )
+        self._tell_started(entry.record)
+
+    def _tell_started(self, record: InstanceRecord) -> None:
+        for tell in self.started if not record.warm else ():
+            tell(record)
 
     # Changes, and the end
 
@@ -359,15 +359,18 @@ class Lives:
                 if entry.kept.record.over:
                     self._drop(entry)
                 continue
-            entry.kept = kept
-            entry.shift -= shift
+            entry.wrote(kept, shift)
             return True
         raise Conflict(f"{entry.id} is being changed by others all the time", hint="try again")
 
     def refresh(self, entry: Entry, found: Kept) -> None:
         """Take what the store has. What another server lets live longer, the engine here must, too."""
+        self.clock.now()  # that it was set is known before times are taken that another server moved with it
         is_longer = found.record.expires_at > entry.kept.record.expires_at
         entry.refresh(found)
+        record = found.record
+        if entry.place is None and entry.starting is None and record.status is State.RUNNING and not record.warm:
+            entry.place = self.placed(record)  # another server claimed it
         if is_longer and entry.place is not None:
             task = asyncio.create_task(self._prolong(entry))
             self._prolonging.add(task)
@@ -405,7 +408,7 @@ class Lives:
             if not force:
                 raise
             log.warning("%s ends, which cannot be written down yet: %s", entry.id, exc)
-            entry.kept = Kept(over(entry.record) or entry.record, entry.kept.revision)
+            entry.ended = over(entry.record) or entry.record
             self.unwritten[entry.id] = entry
         self._drop(entry)
         if entry.starting is not None and entry.starting is not asyncio.current_task():
@@ -421,19 +424,30 @@ class Lives:
             if record.over:
                 return None
             return msgspec.structs.replace(
-                record, status=status, reason=reason, url="", boot="", updated_at=self.clock.now(), wanted=None
+                record,
+                status=status,
+                reason=reason,
+                url="",
+                boot="",
+                updated_at=self.clock.now(),
+                wanted=None,
+                by="",
             )
 
         return mutation
 
     def _drop(self, entry: Entry) -> None:
         entry.place = None
-        if self.entries.get(entry.id) is entry:
+        is_here = self.entries.get(entry.id) is entry
+        if is_here:
             del self.entries[entry.id]
-            self.ended(entry.id)
+        for tell in self.listeners if is_here else self.missed:
+            tell(entry.record)
 
     async def look(self, entry: Entry, patience: float = ENGINE) -> str:
         """See whether a running instance is still there, and note its end if it is not; what the engine says of it."""
+        if entry.hidden is None and entry.kept.record.secrets:
+            await self.hidden(entry.kept.record)
         try:
             async with asyncio.timeout(patience):
                 sandbox = await self.engine.get(entry.id)
@@ -445,7 +459,7 @@ class Lives:
             if not sandbox.state.over:
                 return entry.hide(sandbox.reason)
             await self.end(entry, sandbox.state, sandbox.reason or "lost: its sandbox ended by itself", leave=True)
-        return entry.kept.record.reason
+        return entry.record.reason
 
     async def hidden(self, record: InstanceRecord) -> Hidden | None:
         """What takes the secrets of an instance out of texts."""
@@ -465,6 +479,10 @@ class Lives:
         """Wait for what is being made. What takes longer is made when this server is back; all that lives, lives on."""
         if self._beginning:
             await asyncio.wait(self._beginning, timeout=grace)
+        await self.queue.close()
+        for entry in self.entries.values():
+            if entry.starting is not None and entry.kept.record.queued is not None:
+                entry.starting.cancel()
         starting = [entry.starting for entry in self.entries.values() if entry.starting is not None]
         if starting:
             _, left = await asyncio.wait(starting, timeout=grace)
@@ -475,7 +493,3 @@ class Lives:
         if self._prolonging:
             await asyncio.wait(self._prolonging, timeout=grace)
         await self.endings.close(grace)
-
-
-def _nobody(id: str) -> None:
-    pass

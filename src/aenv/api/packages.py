@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple, Protocol, runtime_checkable
 
 from aenv.auth.callers import Caller
 from aenv.cleanup import finish
-from aenv.errors import AEnvError, Invalid, StartFailed, TooLarge
+from aenv.errors import AEnvError, Conflict, Invalid, StartFailed, TooLarge
 from aenv.models import EnvRef
 from aenv.project.archive import MAX_SIZE, unpack
 from aenv.wire import Env
@@ -148,9 +148,15 @@ class Packages:
     def _unpack(self, file: BinaryIO, digest: str) -> None:
         self._make_room()
         target = self._folder / digest
-        if target.exists():  # without its config, or it would have been found
+        if (target / _CONFIG).exists():
+            return  # another server of this home was faster
+        if target.exists():
             shutil.rmtree(target)
-        unpack(file, target)
+        try:
+            unpack(file, target)
+        except Conflict:
+            if not (target / _CONFIG).exists():
+                raise
 
     def _make_room(self) -> None:
         """Remove what was not used for the longest time, when there is too much."""

@@ -1,10 +1,11 @@
-"""What goes on by itself: instances whose time is over end, what is written down and what lives is made to agree, and
-records of what has ended are forgotten.
+"""What goes on by itself: instances whose time is over end, what other servers did is learned, what is written down and
+what lives is made to agree, and records of what has ended are forgotten.
 
 Whoever ends an instance changes its record first, on the revision that was seen; so of several servers one does it,
-and an instance that was extended meanwhile is let live. A server looks after its own. Instances of another name are
-touched only when that server has not been heard of for a while, by a clock of ours that nobody sets: a wall clock that
-is wrong here ends nothing there.
+and an instance that was extended meanwhile is let live. Each server of a name knows all instances of it, from what was
+changed in the store in the last second: so any of them ends what is over, and goes on with what one that is gone had
+begun. Instances of another name are touched only when no server of it was heard of for a while: a wall clock that is
+wrong here ends nothing there.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from aenv.api.clock import steady
 from aenv.api.lives import ENGINE, SERVER, Entry, Lives
-from aenv.api.records import InstanceRecord, Kept, put
+from aenv.api.peers import BEAT, LATE
+from aenv.api.records import InstanceRecord, Kept
 from aenv.errors import AEnvError, Conflict
 from aenv.models import Sandbox, State
-from aenv.store import Put, Store
 
 log = logging.getLogger("aenv.api")
 
@@ -39,35 +42,44 @@ _AGAIN = 1.0
 """Seconds until something that failed is tried again."""
 _BATCH = 100
 """Records that are written at once, and sandboxes that are looked at."""
-_HEARTBEAT = "server"
-_REMEMBERED = 24 * 3600.0
-"""Seconds that a server's name is kept after it was last heard of."""
+_NEWS = 2.5 * BEAT
+"""Seconds until what one server heard of a client is known to all."""
 
 
 class Reaper:
     """Looks after the instances of one server, and at the records of all."""
 
-    def __init__(self, lives: Lives, store: Store) -> None:
+    def __init__(self, lives: Lives) -> None:
         self._lives = lives
-        self._store = store
+        self._peers = lives.peers
         self._tasks: list[asyncio.Task[None]] = []
         self._expiring: dict[str, asyncio.Task[None]] = {}
-        self._others: dict[str, tuple[int, float]] = {}
-        """The last heartbeat of each other server: its revision, and when it was first seen."""
+        self._ending: set[asyncio.Task[None]] = set()
+        """Ends by other servers that are followed here."""
+        self._begun: dict[str, Kept] = {}
+        """What another server of this name is making, or nobody is."""
+        self._revision: int | None = None
+        """Up to here, what was changed in the store is known."""
+        self._followed = 0.0
+        self._learning = asyncio.Lock()
+        """One at a time takes in what it read, so that nothing comes back that has ended since."""
 
     async def start(self, patience: float) -> None:
         """Take in what lives, as far as that is done within so many seconds; the rest follows."""
         try:
             async with asyncio.timeout(patience):
+                await self._lives.queue.recount()
                 await self.sweep(first=True)
         except TimeoutError:
             log.warning("not everything that lives was looked at within %g s; that goes on", patience)
         except AEnvError as exc:
             log.warning("what lives could not be looked at yet: %s", exc)
         self._tasks = [asyncio.create_task(self._expire()), asyncio.create_task(self._repeat())]
+        if self._lives.records.shared:
+            self._tasks.append(asyncio.create_task(self._follow()))
 
     async def close(self) -> None:
-        for task in (tasks := [*self._tasks, *self._expiring.values()]):
+        for task in (tasks := [*self._tasks, *self._expiring.values(), *self._ending]):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
@@ -83,7 +95,7 @@ class Reaper:
             now = lives.clock.now()
             nearest = now + _LOOK
             for entry in list(lives.entries.values()):
-                if (deadline := entry.deadline(now)) > now:
+                if (deadline := entry.deadline(now, lives.late)) > now:
                     nearest = min(nearest, deadline)
                 elif entry.id not in self._expiring:
                     self._expiring[entry.id] = asyncio.create_task(self._end(entry))
@@ -105,12 +117,14 @@ class Reaper:
 
     async def _end(self, entry: Entry) -> None:
         """End one whose time is over, beside the others."""
-        clock = self._lives.clock
+        lives = self._lives
+
+        def due() -> bool:
+            return entry.deadline(now := lives.clock.now(), lives.late) <= now
+
         try:
-            reason = over_since(entry.record, clock.now())
-            await self._lives.end(
-                entry, State.TERMINATED, reason, due=lambda: entry.deadline(now := clock.now()) <= now
-            )
+            reason = over_since(entry.record, lives.clock.now())
+            await lives.end(entry, State.TERMINATED, reason, due=due)
         except AEnvError as exc:
             log.warning("%s is over, and did not end: %s", entry.id, exc)
             await asyncio.sleep(_AGAIN)
@@ -127,7 +141,8 @@ class Reaper:
         sweep_at = steady() + SWEEP
         while True:
             await asyncio.sleep(_LOOK)
-            await _try(self.write(), "what changed could not be written down")
+            if not self._peers.others:  # else it is done more often
+                await _try(self.write(), "what changed could not be written down")
             if steady() >= sweep_at:
                 await _try(self.sweep(), "what lives could not be looked at")
                 sweep_at = steady() + SWEEP
@@ -142,60 +157,137 @@ class Reaper:
     async def _write_ends(self) -> None:
         lives = self._lives
         for id, entry in list(lives.unwritten.items()):
-            ended = entry.kept.record
             while True:
                 try:
-                    await lives.records.save(entry.kept, ended)
+                    await lives.records.save(entry.kept, entry.record)
                     break
                 except Conflict:
                     found = await lives.records.get(id)
                     if found is None or found.record.over:
                         break
-                    entry.kept = Kept(ended, found.revision)
+                    entry.kept = found
             del lives.unwritten[id]
 
     async def _write_times(self, entries: list[Entry]) -> None:
         changed = [(entry, entry.shift, entry.record) for entry in entries]
-        puts = [put(record, entry.kept.revision) for entry, _, record in changed]
         try:
-            revisions = await self._lives.records.write(*puts)
+            found = await self._lives.records.save_all([(entry.kept, record) for entry, _, record in changed])
         except Conflict:  # one of them; each by itself, then
             for entry in entries:
                 with suppress(AEnvError):
                     await self._lives.change(entry, lambda record: None if record.over else record)
             return
-        for (entry, shift, record), revision in zip(changed, revisions, strict=True):
-            entry.kept = Kept(record, revision)
-            entry.shift -= shift
+        for (entry, shift, _), kept in zip(changed, found, strict=True):
+            entry.wrote(kept, shift)
+
+    # What other servers did
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT)
+            await _try(self.follow(), "what other servers did could not be read")
+
+    async def follow(self) -> None:
+        """Say that this server is there, learn what others did, and go on with what those that are gone had begun."""
+        lives = self._lives
+        if others := self._peers.others:
+            await self.write()  # they may be the ones to end it
+        await self._heard_of()
+        while self._revision is not None:
+            async with self._learning:
+                found, last = await lives.records.since(self._revision)
+                for kept in found:
+                    self._changed(kept)
+                if last == self._revision:
+                    break
+                self._revision = last
+        if others and steady() - self._followed > LATE:
+            log.warning("what other servers heard was not known for a while; clients have their leases anew")
+            now = lives.clock.now()
+            for entry in lives.entries.values():
+                entry.heard(now)
+        self._followed = steady()
+        await self._go_on()
+
+    async def _heard_of(self) -> None:
+        """Say that this server is there, and hear of the others."""
+        revision = await self._peers.beat()
+        if self._revision is None and self._lives.records.shared:
+            self._revision, self._followed = revision, steady()
+        self._lives.late = _NEWS if self._peers.others else 0.0
+
+    def _changed(self, kept: Kept) -> None:
+        """A record as it is in the store now."""
+        lives, record = self._lives, kept.record
+        self._begun.pop(record.id, None)
+        if record.over:
+            entry = lives.entries.get(record.id)
+            if entry is not None and kept.revision >= entry.kept.revision:
+                task = asyncio.create_task(_try(self._ended(entry, kept), f"{record.id} could not be ended"))
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
+            elif entry is None:
+                for tell in lives.missed:
+                    tell(record)
+        elif record.server == lives.name:
+            self._mine(kept)
+
+    def _mine(self, kept: Kept) -> None:
+        """One of this server's, or of another one of the same name, that is not over."""
+        lives, record = self._lives, kept.record
+        entry = lives.entries.get(record.id)
+        if entry is not None and entry.kept.record.warm and not record.warm:
+            del lives.entries[record.id]  # another server claimed it
+            entry = None
+        if entry is not None:
+            if kept.revision > entry.kept.revision:
+                lives.refresh(entry, kept)
+                lives.changed.set()
+        elif record.id in lives.unwritten:
+            return
+        elif record.status is State.RUNNING:
+            entry = lives.adopt(kept)
+            if record.lease and record.lease_until and any(peer.name == lives.name for peer in self._peers.others):
+                # Somebody was there to hear its client, and wrote that down, but for the last tenth.
+                entry.lease_until = min(entry.lease_until or 0.0, record.lease_until + record.lease / 10)
+                lives.changed.set()
+        elif record.by != self._peers.me.boot or lives.clock.now() - record.updated_at > SWEEP:
+            self._begun[record.id] = kept  # or this one, which never heard that the store took it
+
+    async def _go_on(self) -> None:
+        """Make what servers that are gone had begun to."""
+        me = self._peers.me.boot
+        gone = [kept for kept in self._begun.values() if kept.record.by == me or not self._peers.alive(kept.record.by)]
+        await _each(self._resume(kept) for kept in gone)
+
+    async def _resume(self, kept: Kept) -> None:
+        lives, id = self._lives, kept.record.id
+        self._begun.pop(id, None)
+        mine = msgspec.structs.replace(kept.record, by=self._peers.me.boot)
+        try:
+            claimed = await lives.records.save(kept, mine)
+        except Conflict:
+            return  # another one has, or it has ended
+        log.info("going on to make %s, which a server that is gone had begun", id)
+        lives.resume(claimed)
 
     # What is written down and what lives is made to agree
 
     async def sweep(self, *, first: bool = False) -> None:
         """Compare records with sandboxes, both ways, and forget what is long over."""
-        silent = await self._silent()
-        await self._read(silent, first)
+        await self._heard_of()
+        await self._read(first)
+        await self._go_on()
         async with asyncio.timeout(ENGINE):
             sandboxes = await self._lives.engine.find({SERVER: self._lives.name})
-        found = {sandbox.id: sandbox for sandbox in sandboxes}
-        await _each(self._lost(entry, found) for entry in list(self._lives.entries.values()))
+        alive = {sandbox.id for sandbox in sandboxes if not sandbox.state.over}
+        entries = self._lives.entries.values()
+        lost = [one for one in entries if one.kept.record.status is State.RUNNING and one.id not in alive]
+        await _each(self._lives.look(entry) for entry in lost)
         await _each(self._stray(sandbox) for sandbox in sandboxes if sandbox.id not in self._lives.entries)
+        await self._lives.queue.tidy()
 
-    async def _silent(self) -> set[str]:
-        """Say that this server is there; the names of those that are not."""
-        now, lives = steady(), self._lives
-        expires_at = lives.clock.now() + _REMEMBERED
-        await self._store.change(Put(_HEARTBEAT, lives.name, b"{}", expires_at=expires_at))
-        heard = {}
-        async for record in self._store.scan(_HEARTBEAT):
-            if record.key != lives.name:
-                revision, since = self._others.get(record.key, (0, now))
-                heard[record.key] = (record.revision, since if record.revision == revision else now)
-        for name, (_, since) in self._others.items():
-            heard.setdefault(name, (0, since))
-        self._others = heard
-        return {name for name, (_, since) in heard.items() if now - since > SILENT}
-
-    async def _read(self, silent: set[str], first: bool) -> None:
+    async def _read(self, first: bool) -> None:
         """Go through all records."""
         lives = self._lives
         before, ended = dict(lives.entries), []
@@ -209,32 +301,23 @@ class Reaper:
                 elif entry := lives.entries.get(record.id):
                     ended.append((entry, kept))
             elif record.server == lives.name:
-                await self._mine(kept, first, now)
-            elif record.server not in self._others:
-                self._others[record.server] = (0, steady())  # it was never heard of, as far as is known
-            elif record.server in silent and record.deadline + SWEEP < now:
+                await self._known(kept, first)
+            elif self._peers.silence(record.server) > SILENT and record.deadline + SWEEP < now:
                 await self._inherited(kept, now)
         await _each(self._ended(entry, kept) for entry, kept in ended)
         for entry in before.values():
             if entry.id in lives.entries and (entry.starting is None or entry.starting.done()):
                 await self._forgotten(entry)
 
-    async def _mine(self, kept: Kept, first: bool, now: float) -> None:
-        """One of this server's, or of another one of the same name, that is not over."""
-        lives, id = self._lives, kept.record.id
-        if entry := lives.entries.get(id):
-            if kept.revision > entry.kept.revision:
-                lives.refresh(entry, kept)
-                lives.changed.set()
+    async def _known(self, kept: Kept, first: bool) -> None:
+        """Take in one of this name, as it is now: it may have ended since it was read."""
+        entry = self._lives.entries.get(kept.record.id)
+        if entry is not None and entry.kept.revision >= kept.revision:
             return
-        found = kept if first else await lives.records.get(id)  # it may have ended since it was read
-        if found is None or found.record.over or id in lives.entries or id in lives.unwritten:
-            return
-        if found.record.status is State.RUNNING:
-            lives.adopt(found)
-        elif first or now - found.record.updated_at > 2 * SWEEP:
-            log.info("going on to make %s", id)
-            lives.resume(found)
+        async with self._learning:
+            found = kept if first else await self._lives.records.get(kept.record.id)
+            if found is not None and not found.record.over:
+                self._mine(found)
 
     async def _ended(self, entry: Entry, kept: Kept) -> None:
         """One of this server's that another one ended."""
@@ -256,14 +339,6 @@ class Reaper:
             log.warning("the store has lost the record of %s; it is written again", entry.id)
             await self._lives.change(entry, lambda record: None if record.over else record)
 
-    async def _lost(self, entry: Entry, found: dict[str, Sandbox]) -> None:
-        """A record that says that it runs, of something that does not."""
-        if entry.kept.record.status is not State.RUNNING:
-            return
-        sandbox = found.get(entry.id)
-        if sandbox is None or sandbox.state.over:
-            await self._lives.look(entry)
-
     async def _stray(self, sandbox: Sandbox) -> None:
         """A sandbox that lives, and ought not to. Records precede sandboxes: what has none now never will."""
         kept = await self._lives.records.get(sandbox.id)
@@ -275,6 +350,8 @@ class Reaper:
 
 def over_since(record: InstanceRecord, now: float) -> str:
     """Why an instance is over, when its time is."""
+    if record.queued is not None and (record.expires_at <= now or record.lease is None):
+        return f"it waited in the queue for {now - record.queued:.0f} s, and there was no room"
     if record.expires_at <= now or record.lease is None:
         return f"its time to live of {record.ttl:g} s is over"
     return f"its client was not heard of for {record.lease:g} s"
@@ -289,11 +366,11 @@ def _is_stale(entry: Entry) -> bool:
     return entry.lease_until - (written.lease_until or 0.0) > written.lease / 10
 
 
-async def _each(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def _each(work: Iterable[Coroutine[Any, Any, Any]]) -> None:
     """Do all of this, some of it at a time; what fails is tried at the next sweep."""
     room = asyncio.Semaphore(_BATCH)
 
-    async def one(part: Coroutine[Any, Any, None]) -> None:
+    async def one(part: Coroutine[Any, Any, Any]) -> None:
         async with room:
             await _try(part, "an instance could not be looked at")
 
@@ -302,7 +379,7 @@ async def _each(work: Iterable[Coroutine[Any, Any, None]]) -> None:
             group.create_task(one(part))
 
 
-async def _try(work: Coroutine[Any, Any, None], what: str) -> None:
+async def _try(work: Coroutine[Any, Any, Any], what: str) -> None:
     try:
         await work
     except (AEnvError, TimeoutError) as exc:

@@ -6,6 +6,7 @@ import re
 from typing import Annotated, Any
 
 from aenv.api.instances import LONGEST_WAIT, Instances
+from aenv.api.peers import HOP
 from aenv.auth.callers import Scope
 from aenv.errors import Invalid
 from aenv.models import ExecResult
@@ -44,14 +45,14 @@ class Handlers:
         Those that cannot start are answered as Failed, with the reason.
         """
         made = await self._instances.create(
-            call.caller, body, token=call.token, key=key, wait=_wait(call, prefer), local=call.peer_is_local
+            call.caller, body, token=call.token, key=key, wait=preferred_wait(call, prefer), local=call.peer_is_local
         )
         call.target = ", ".join(each.id for each in made[:4])
         return made[0] if body.count is None else made
 
     async def get(self, call: Call, id: str, prefer: Prefer = "") -> Instance:
         """An instance. Its tokens are shown to who may run instances."""
-        return await self._instances.get(call.caller, id, wait=_wait(call, prefer), local=call.peer_is_local)
+        return await self._instances.get(call.caller, id, wait=preferred_wait(call, prefer), local=call.peer_is_local)
 
     async def list_all(
         self,
@@ -133,7 +134,9 @@ class Handlers:
         follow: Annotated[bool, Query(about="also what it prints from now on, until it ends")] = False,
     ) -> Lines:
         """What an instance printed, as lines of text."""
-        lines = await self._instances.inside.logs(call.caller, id, tail=tail, follow=follow)
+        lines = await self._instances.inside.logs(
+            call.caller, id, tail=tail, follow=follow, token=call.token, passed_on=HOP.lower().encode() in call.headers
+        )
         return Streamed(lines, content_type="text/plain; charset=utf-8", endless=follow)
 
     async def history(
@@ -155,7 +158,7 @@ class Handlers:
         return await self._instances.inside.write(call.caller, id, path, body, body.size)
 
 
-def _wait(call: Call, prefer: str) -> float:
+def preferred_wait(call: Call, prefer: str) -> float:
     """How long the client wants to wait; said in the answer, as RFC 7240 has it."""
     found = _WAIT.search(prefer)
     if found is None:

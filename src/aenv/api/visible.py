@@ -1,6 +1,7 @@
 """Which instances a caller sees, and how they are shown. Other people's are not there.
 
-What lives here is known from memory; the store has the rest.
+What lives here is known from memory, as long as no other server is there that could have changed it; the store has
+the rest.
 """
 
 from __future__ import annotations
@@ -30,15 +31,24 @@ class Visible:
 
     async def record(self, id: str) -> InstanceRecord | None:
         """An instance, whoever asks."""
-        if entry := self._here(id):
+        entry = self._here(id)
+        if entry is not None and entry.kept.record.warm:
+            entry = None  # it may just have been claimed
+        if entry is not None and not self._lives.peers.others:
             return entry.record
         kept = await self._lives.records.get(id) if _ID.fullmatch(id) else None
-        return None if kept is None else kept.record
+        if kept is None:
+            return None if entry is None else entry.record
+        if entry is None:
+            return kept.record
+        if kept.revision > entry.kept.revision:
+            self._lives.refresh(entry, kept)  # that it ended is followed soon
+        return entry.record
 
     def newest(self, record: InstanceRecord) -> InstanceRecord:
-        """What is known here of a record that was read."""
+        """What is known here of a record that was just read. Another server may have changed it since it was here."""
         entry = self._here(record.id)
-        return record if entry is None else entry.record
+        return record if entry is None or record.updated_at > entry.kept.record.updated_at else entry.record
 
     def _here(self, id: str) -> Entry | None:
         return self._lives.entries.get(id) or self._lives.unwritten.get(id)
@@ -46,7 +56,7 @@ class Visible:
     async def find(self, caller: Caller, id: str) -> InstanceRecord:
         """An instance that the caller may see; to everybody else there is none."""
         record = await self.record(id)
-        if record is None or not caller.owns(record.owner):
+        if record is None or record.warm or not caller.owns(record.owner):
             raise unknown(id)
         return record
 
@@ -55,7 +65,7 @@ class Visible:
         record = await self.find(caller, id)
         if record.over:
             raise Conflict(f"{id} is {record.status.lower()}: {record.reason}", hint="make a new one")
-        if entry := self._lives.entries.get(id):
+        if (entry := self._lives.entries.get(id)) and not entry.kept.record.warm:
             return entry
         kept = await self._lives.records.get(id)
         if kept is None:
@@ -84,13 +94,17 @@ class Visible:
             boot=record.boot,
             expires_at=timestamp(record.expires_at),
             reason=reason or record.reason,
+            phases=record.phases,
+            service=record.service,
         )
+        if record.queued is not None and (place := self._lives.queue.standing(record)) is not None:
+            shown.position, shown.estimate, shown.reason = place
         if not record.over:
             shown.url = f"{self._data_url}/env-instance/{record.id}"
             if local and record.url.startswith("unix:") and record.server == self._lives.name:
                 shown.socket = record.url
             if caller.has(Scope.RUN):
-                shown.owner_token = self._lives.token(record.id)
+                shown.owner_token = self._lives.token(record)
                 shown.agent_token = agent_token(digest(shown.owner_token))
         return shown
 
