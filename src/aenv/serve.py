@@ -21,13 +21,22 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from aenv import config, project
+from aenv import config, project, tracing
+from aenv.api import pools, quotas, top, usage_routes
 from aenv.api import routes as api_routes
 from aenv.api.directory import InstanceDirectory
 from aenv.api.gateway import Gateway
 from aenv.api.here import ProjectHere
 from aenv.api.instances import Instances
+from aenv.api.metering import Meter
+from aenv.api.observed import Observed
 from aenv.api.packages import Packages, Source
+from aenv.api.peers import Peers
+from aenv.api.services import routes as service_routes
+from aenv.api.services.directory import ServiceDirectory
+from aenv.api.services.owners import Services
+from aenv.api.top import Loads
+from aenv.api.watchers import Watchers
 from aenv.auth.audit import Audit
 from aenv.auth.callers import Caller
 from aenv.auth.keys import platform_key
@@ -48,8 +57,9 @@ from aenv.runtime.protocol import Connections
 from aenv.runtime.server import bind, loop_factory, stop_at_end, stop_at_signals
 from aenv.store import Store, open_store
 from aenv.store.blobs import open_blobs
-from aenv.web import accounts
+from aenv.web import accounts, logs
 from aenv.web.app import App
+from aenv.web.metrics import Metrics
 from aenv.wire import Env, Status
 
 log = logging.getLogger("aenv.serve")
@@ -188,6 +198,8 @@ class _Platform:
         self._home = config.home()
         self._folder = self._home / "platform"
         self._grace: float = config.get("grace")
+        self._drain: float = config.get("drain")
+        self._peers: Peers | None = None
 
     async def start(self, control: socket.socket, data: socket.socket | None) -> Running:
         """Open the store, put the services over it, and listen."""
@@ -208,21 +220,45 @@ class _Platform:
             hub_url = control_url(self._options.hub_url)
             # This user's token is for servers of this machine, and nobody else is shown it.
             source = _HubElsewhere(hub_url, local if is_loopback(urlsplit(hub_url).hostname or "") else None)
-        gateway, data_url, gauges = None, "", None
+        gateway, data_url = None, ""
+        metrics, tracer = Metrics(), tracing.configured()
+        if tracer is not None:
+            self._stack.push_async_callback(asyncio.to_thread, tracer.flush)
         if data is not None:
             data_url = self._options.data_url or _url(self._options.host, data)
-            instances = await self._instances(store, source, secrets, data_url)
-            gateway = self._gateway(instances, tokens, await platform_key(store), data)
+            host = self._options.host
+            self._peers = Peers(
+                *(store, self._options.name or _name(self._options.store, self._home)),
+                control_url=_url(host, control),
+                data_url=_url(host, data),
+                folder=self._folder / "servers",
+            )
+            instances = await self._instances(store, source, secrets, data_url, self._peers)
+            observed = Observed(metrics, instances.lives, store, lines=logs.lines(), tracer=tracer)
+            self._stack.push_async_callback(_finish, observed.close)
+            await observed.start()
+            meter = Meter(store, instances.lives)
+            self._stack.push_async_callback(_finish, meter.close)
+            meter.start()
+            services = await self._services(store, instances, secrets, data_url)
+            observed.observe_services(lambda: services.keepers.looked_after)
+            loads = Loads(instances.lives)
+            told = Watchers(observed, meter, loads)
+            gateway = self._gateway(instances, services, tokens, await platform_key(store), data, told)
             routes += api_routes.routes(instances)
-            entries = instances.lives.entries
-            gauges = lambda: {"instances": len(entries)}  # noqa: E731
+            routes += quotas.routes(instances.quotas)
+            routes += pools.routes(instances.pools)
+            routes += service_routes.routes(services)
+            routes += usage_routes.routes(meter.ledger, instances.lives.clock)
+            routes += top.routes(loads)
         app = App(
             routes,
             title=_TITLES[self._options.what],
             authenticate=tokens.authenticate,
             guard=Hosts(loopback=self._loopback, allowed_hosts=self._names()),
             audit=audit.note,
-            gauges=gauges,
+            metrics=metrics,
+            tracer=tracer,
         )
         await self._listen(app, control, gateway, data)
         first = None if self._loopback else await tokens.first()
@@ -261,7 +297,9 @@ class _Platform:
         engine = await self._engine(state="", known=self._options.what == "all")
         return await self._stack.enter_async_context(Hub(store, blobs, engine, folder=self._folder / "pushed"))
 
-    async def _instances(self, store: Store, source: Source, secrets: Secrets, data_url: str) -> Instances:
+    async def _instances(
+        self, store: Store, source: Source, secrets: Secrets, data_url: str, peers: Peers
+    ) -> Instances:
         options = self._options
         engine = await self._engine(state=self._state())
         instances = Instances(
@@ -271,7 +309,8 @@ class _Platform:
             secrets,
             await platform_key(store),
             data_url=data_url,
-            name=options.name or _name(options.store, self._home),
+            name=peers.me.name,
+            peers=peers,
             # Who runs a project here may read what is here.
             datasources=[Path(path) for path in options.datasources or (["/"] if options.project else [])],
         )
@@ -312,18 +351,37 @@ class _Platform:
             place = path.rpartition("@")[2].strip("/")  # whoever is its user there
         return f"{STATE}-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
 
-    def _gateway(self, instances: Instances, tokens: Tokens, key: bytes, data: socket.socket) -> Gateway:
+    async def _services(self, store: Store, instances: Instances, secrets: Secrets, data_url: str) -> Services:
+        key = await platform_key(store)
+        services = Services(store, instances.lives, instances.packages, secrets, key, data_url=data_url)
+        self._stack.push_async_callback(_finish, services.close)
+        await services.start()
+        return services
+
+    def _gateway(
+        self,
+        instances: Instances,
+        services: Services,
+        tokens: Tokens,
+        key: bytes,
+        data: socket.socket,
+        watcher: Watchers,
+    ) -> Gateway:
         gateway = Gateway(
             InstanceDirectory(instances, tokens.authenticate),
             key=key,
+            services=ServiceDirectory(services.keepers),
             legacy=self._options.legacy > 0,
             loopback=self._loopback,
             allowed_hosts=self._names(),
             ports_domain=self._options.ports_domain or "localhost",
+            watcher=watcher,
+            tracer=tracing.configured(),
         )
-        gateway.port = data.getsockname()[1]
+        front = urlsplit(self._options.data_url)
+        gateway.port = front.port or (443 if front.scheme == "https" else 80) if front.scheme else data.getsockname()[1]
         instances.exposed_url = gateway.exposed_url
-        instances.when_ended(gateway.ended)
+        instances.lives.listeners.append(lambda record: gateway.ended(record.id))
         return gateway
 
     def _names(self) -> list[str]:
@@ -336,11 +394,17 @@ class _Platform:
     ) -> None:
         loop = asyncio.get_running_loop()
         connections = Connections(app)
-        servers: list[asyncio.AbstractServer] = []
+        listeners: list[_Listener] = []
 
         async def end() -> None:
-            for server in servers:
-                server.close()
+            app.draining = True
+            if gateway is not None:
+                gateway.router.draining = True
+            if self._peers is not None:
+                await self._peers.drain()
+            await asyncio.sleep(self._drain)
+            for listener in listeners:
+                await listener.end()
             closing = [app.close(self._grace)]
             if gateway is not None:
                 closing.append(gateway.close(self._grace))
@@ -355,9 +419,31 @@ class _Platform:
             except OSError as exc:  # somebody who began when we did was faster
                 where, why = _url(self._options.host, sock or control), exc.strerror or exc
                 raise Conflict(f"cannot listen at {where}: {why}", hint="choose other ports") from exc
-        servers.append(await loop.create_server(connections, sock=control, backlog=_BACKLOG))
+        server = await loop.create_server(connections, sock=control, backlog=_BACKLOG)
+        listeners.append(_Listener(control, server, connections))
         if gateway is not None and data is not None:
-            servers.append(await loop.create_server(gateway, sock=data, backlog=_BACKLOG))
+            server = await loop.create_server(gateway, sock=data, backlog=_BACKLOG)
+            listeners.append(_Listener(data, server, gateway))
+
+
+class _Listener(NamedTuple):
+    """A port that is listened on."""
+
+    sock: socket.socket
+    server: asyncio.AbstractServer
+    protocols: Callable[[], asyncio.BaseProtocol]
+
+    async def end(self) -> None:
+        """Listen no more. Who has just connected is taken in: cut off, they would not know whether they were heard."""
+        waiting = []
+        with suppress(OSError):
+            while True:
+                waiting.append(self.sock.accept()[0])
+        self.server.close()
+        for sock in waiting:
+            sock.setblocking(False)
+            with suppress(OSError):
+                await asyncio.get_running_loop().connect_accepted_socket(self.protocols, sock)
 
 
 class _HubHere:

@@ -20,7 +20,8 @@ import pytest
         (["expose", "some-id", "70000"], 2, "70000 is not in the range"),
         (["get", ".."], 1, "'..' is not a name"),
         (["delete"], 2, "aenv instance delete --help"),
-        (["shel", "some-id"], 2, "aenv instance --help"),
+        (["shel", "some-id"], 2, "did you mean 'aenv instance shell'?"),
+        (["watch", "some-id"], 2, "aenv instance --help"),
         (["lits"], 2, "did you mean 'aenv instance list'?"),
     ],
 )

@@ -27,7 +27,7 @@ from aenv.cli.platform import (
 )
 from aenv.cli.project import work_dir_option
 from aenv.errors import AEnvError
-from aenv.models import EnvRef, State, parse_duration
+from aenv.models import EnvRef, State, parse_duration, told
 
 if TYPE_CHECKING:
     from aenv.client.api import ApiClient
@@ -37,7 +37,7 @@ TIMED_OUT = 124
 """Exit code of a command whose time was over, as timeout(1) has it."""
 
 
-@click.group(cls=Commands)
+@click.group(cls=Commands, lazy={"top": ("aenv.cli.top:top", "Watch what instances do at the moment.")})
 def instance() -> None:
     """Make, watch and end instances on a platform.
 
@@ -320,6 +320,28 @@ def exec(
 
 @instance.command()
 @click.argument("id")
+@click.argument("command", nargs=-1, metavar="[-- COMMAND...]")
+@system_option
+def shell(*, id: str, command: Sequence[str], system_url: str | None) -> int:
+    """Open a shell in an instance, in this terminal.
+
+    Without a terminal, what comes on stdin is its input. With COMMAND, that runs in place of a shell: one word is a
+    line for the shell, several are the program and its arguments. It ends with this command, and the exit code is its
+    own. A new line, then ~. leaves at once.
+
+    \b
+    Example:
+      aenv instance shell mini-terminal-4f1c
+      aenv instance shell mini-terminal-4f1c -- top
+      echo 'ls -l' | aenv instance shell mini-terminal-4f1c
+    """
+    from aenv.cli.shell import join
+
+    return talk(join(api_client(system_url), id, command), quiet=True)
+
+
+@instance.command()
+@click.argument("id")
 @click.argument("ttl")
 @system_option
 @output_option
@@ -378,6 +400,7 @@ def _show(found: Instance) -> None:
         "env": found.env.id,
         "status": found.status,
         "reason": found.reason,
+        "start": told(found.phases),
         "owner": found.owner,
         "labels": ", ".join(f"{key}={value}" for key, value in found.labels.items()),
         "created": found.created_at,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aenv.client.accounts import AccountsClient
     from aenv.client.api import ApiClient
     from aenv.client.hub import HubClient
+    from aenv.client.services import ServicesClient
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -90,6 +91,14 @@ def hub_client(hub_url: str | None, system_url: str | None) -> HubClient:
     given = config.get("hub_url", hub_url)
     url = control.hub_url(given) if given else control.platform_url(system_url)
     return HubClient(url, control.key_for(url), retries=RETRIES)
+
+
+def services_client(system_url: str | None) -> ServicesClient:
+    from aenv.client.control import key_for, platform_url
+    from aenv.client.services import ServicesClient
+
+    url = platform_url(system_url)
+    return ServicesClient(url, key_for(url), retries=RETRIES)
 
 
 def accounts_client(system_url: str | None) -> AccountsClient:

@@ -47,6 +47,7 @@ STDIN = 0
 @click.option(
     "--legacy-data-plane-beyond-loopback", is_flag=True, help="Say it again, where the port is not only this machine's."
 )
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="How its log is written. Else AENV_LOG_FORMAT.")
 @click.option("--project", type=click.Path(file_okay=False, path_type=Path), hidden=True)
 @click.option("--until-eof", is_flag=True, hidden=True)
 @output_option
@@ -66,6 +67,7 @@ def serve(
     name: str | None,
     legacy_data_plane: bool,
     legacy_data_plane_beyond_loopback: bool,
+    log_format: str | None,
     project: Path | None,
     until_eof: bool,
     output: str,
@@ -85,6 +87,7 @@ def serve(
       aenv serve api --hub-url http://hub.example.org:8080
     """
     from aenv import serve as platform
+    from aenv.web import logs
 
     options = platform.Options(
         what=what,
@@ -103,15 +106,16 @@ def serve(
         name=name or "",
         lifeline=STDIN if until_eof else None,
     )
-    level = logging.INFO if project is None else logging.WARNING
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(levelname)s %(name)s: %(message)s")
+    logs.configure(log_format, level=logging.INFO if project is None else logging.WARNING)
 
     def ready(running: Running) -> None:
         if output == "json":
             show_json(_summary(options, running), stdout)
             stdout.flush()
             running = running._replace(first_token=None)  # it is told once
-        if project is None:
+        if logs.lines() is not None:
+            _ready_line(options, running)
+        elif project is None:
             _banner(options, running)
 
     with stdout_reserved() if output == "json" else nullcontext(sys.stdout) as stdout:
@@ -139,6 +143,16 @@ def _summary(options: Options, running: Running) -> dict[str, str | None]:
         "token_file": str(running.token_file) if running.token_file else None,
         "first_token": running.first_token,
     }
+
+
+def _ready_line(options: Options, running: Running) -> None:
+    """The banner of a server whose log is JSON. A token has no place in a log: it goes where data goes."""
+    from aenv.web import logs
+
+    fields = {"control": running.control_url, "data": running.data_url or None}
+    logging.getLogger("aenv.serve").info("%s is ready", _TITLES[options.what], extra=logs.fields(fields))
+    if running.first_token:
+        click.echo(f"export AENV_API_KEY={running.first_token}")
 
 
 def _banner(options: Options, running: Running) -> None:
