@@ -71,6 +71,7 @@ class World:
         self.id = self.instance["id"]
         self.tokens |= {"agent": self.instance["agent_token"], "owner": self.instance["owner_token"]}
         self.tokens |= {"agent 2": other["agent_token"], "owner 2": other["owner_token"]}
+        self.service = self.serve()
         self.ask("PUT", "/secret/KEY", {"value": WORDS})
         for kind in ("expired", "revoked"):
             eventually(f"the end of the {kind} token", lambda kind=kind: self._is_refused(self.tokens[kind]))
@@ -122,6 +123,11 @@ class World:
     def create(self) -> dict[str, Any]:
         return self.platform.create("study@1.0.0", token=self.ada)
 
+    def serve(self) -> str:
+        """A service of ada's, of which there is nobody yet: its id."""
+        found: str = self.ask("POST", "/env-service", {"envName": "study@1.0.0", "replicas": 0})["id"]
+        return found
+
     def session(self) -> dict[str, str]:
         """The headers of an MCP session in ada's instance."""
         reply = self.platform.call(self.id, "POST", "/mcp", HELLO, token=self.tokens["agent"], headers=MCP)
@@ -148,6 +154,17 @@ def _delete_secret(world: World) -> Ask:
     name = f"KEY_{world.number()}"
     world.ask("PUT", f"/secret/{name}", {"value": WORDS})
     return Ask(f"/secret/{name}?owner=ada", look=world.look("/secret"))
+
+
+def _set_quota(world: World) -> Ask:
+    subject = f"experiment:ada/{world.number()}"
+    return Ask(f"/quota?subject={subject}", {"instances": 5}, look=world.look("/quota?limit=1000"))
+
+
+def _delete_quota(world: World) -> Ask:
+    path = f"/quota?subject=experiment:ada/{world.number()}"
+    assert world.platform.ask("PUT", path, {"instances": 5}).status == 200
+    return Ask(path, look=world.look("/quota?limit=1000"))
 
 
 def _new_version(name: str) -> Probe:
@@ -259,6 +276,36 @@ def _write(at: str) -> Probe:
     return made
 
 
+def _serving(act: str, body: Any = None, **more: Any) -> Probe:
+    """Something that is done to ada's service."""
+    return lambda world: Ask(f"/env-service/{world.service}{act}", body, **more)
+
+
+def _serve(world: World) -> Ask:
+    listed = world.look("/env-service/list?limit=1")
+    return Ask("/env-service", {"envName": "study@1.0.0", "replicas": 0}, look=lambda: listed()[-1])
+
+
+def _generation(world: World) -> Callable[[], Any]:
+    at = world.look(f"/env-service/{world.service}")
+    return lambda: at()[0]["generation"]
+
+
+def _change_service(world: World) -> Ask:
+    body = {"environment_variables": {"NUMBER": str(world.number())}}
+    return Ask(f"/env-service/{world.service}", body, look=_generation(world))
+
+
+def _restart(world: World) -> Ask:
+    return Ask(f"/env-service/{world.service}/restart", look=_generation(world))
+
+
+def _end_service(world: World) -> Ask:
+    at = f"/env-service/{world.serve()}"
+    found = world.look(at)
+    return Ask(at, look=lambda: found()[0]["status"])
+
+
 CONTROL_PROBES: dict[str, Probe] = {
     "POST /token": _new_token,
     "GET /token": lambda world: Ask("/token", shows='"owner":"ada"'),
@@ -267,6 +314,8 @@ CONTROL_PROBES: dict[str, Probe] = {
     "GET /secret": lambda world: Ask("/secret", shows='"owner":"ada"'),
     "DELETE /secret/{name}": _delete_secret,
     "GET /audit": lambda world: Ask("/audit", shows='"owner":"ada"'),
+    "GET /usage": lambda world: Ask("/usage?owner=ada"),
+    "GET /top": lambda world: Ask("/top", shows='"owner":"ada"'),
     **_hub("study", ""),
     **_hub("hall", " (public)"),
     "POST /env-instance": _create,
@@ -286,6 +335,18 @@ CONTROL_PROBES: dict[str, Probe] = {
     "GET /env-instance/{id}/history": _running("/history"),
     "GET /env-instance/{id}/files": _running("/files?path=config.json"),
     "PUT /env-instance/{id}/files": _write("/env-instance/{}/files"),
+    "POST /env-service": _serve,
+    "GET /env-service/list": lambda world: Ask("/env-service/list", shows='"owner":"ada"'),
+    "GET /env-service/{name}/list": lambda world: Ask("/env-service/study/list", shows='"owner":"ada"'),
+    "GET /env-service/{id}": _serving("", shows='"owner":"ada"'),
+    "PUT /env-service/{id}": _change_service,
+    "DELETE /env-service/{id}": _end_service,
+    "POST /env-service/{id}/restart": _restart,
+    "GET /env-service/{id}/logs": _serving("/logs"),
+    "GET /quota": lambda world: Ask("/quota", shows='"subject":"owner:ada"'),
+    "PUT /quota": _set_quota,
+    "DELETE /quota": _delete_quota,
+    "GET /pool": lambda world: Ask("/pool"),
     "GET /health": lambda world: Ask("/health"),
     "GET /metrics": lambda world: Ask("/metrics"),
     "GET /openapi.json": lambda world: Ask("/openapi.json"),
@@ -301,6 +362,7 @@ SANDBOX_PROBES: dict[str, Probe] = {
     "GET /mcp": lambda world: Ask("/mcp", headers=world.session()),
     "DELETE /mcp": lambda world: Ask("/mcp", headers=world.session()),
     "GET /health": lambda world: Ask("/health"),
+    "POST /specialise": lambda world: Ask("/specialise", {}),
     "GET /info": lambda world: Ask("/info"),
     "POST /task/reward": lambda world: Ask("/task/reward", {}),
     "GET /functions/list": lambda world: Ask("/functions/list"),
@@ -310,6 +372,7 @@ SANDBOX_PROBES: dict[str, Probe] = {
     "PUT /files": _write("/files"),
     "POST /exec": _exec("/exec"),
     "GET /history": lambda world: Ask("/history"),
+    "POST /shell": lambda world: Ask("/shell", done=426),
     "POST /functions/...": lambda world: Ask("/functions/count", {}),
     "GET /functions/...": lambda world: Ask("/functions/count", done=405),
     "POST /tools/...": lambda world: Ask("/tools/look", {}),

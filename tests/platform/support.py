@@ -12,15 +12,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from aenv import config
 from aenv.engines.process import state
 from tests.store.servers import free_port
+from tests.support import Reply
 
 DESK = Path(__file__).parent / "desk"
 """A project with some of everything."""
@@ -36,24 +37,6 @@ def eventually(what: str, look: Callable[[], T], patience: float = PATIENCE) -> 
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         time.sleep(0.02)
     return found
-
-
-class Reply(NamedTuple):
-    """An answer of the platform."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    @property
-    def data(self) -> Any:
-        """What a success has for its caller."""
-        assert self.status == 200, f"{self.status}: {self.body.decode(errors='replace')}"
-        return self.json["data"]
 
 
 def ask(
@@ -118,7 +101,9 @@ class Platform:
         *options: str,
         variables: Mapping[str, str] | None = None,
         ports: tuple[int, int] | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
+        """``prefix`` is a command that starts the server's."""
         self.home = home
         self.control = self.data = self.token = ""
         self.told: dict[str, Any] = {}
@@ -127,6 +112,7 @@ class Platform:
         self._options = options
         self._variables = dict(variables or {})
         self._ports = ports
+        self._prefix = prefix
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
 
@@ -161,7 +147,7 @@ class Platform:
         raise AssertionError(f"no port is free:\n{self.text}")
 
     def _start(self, ports: tuple[int, int]) -> bool:
-        command = [sys.executable, "-m", "aenv", "serve", *self._options, "-o", "json"]
+        command = [*self._prefix, sys.executable, "-m", "aenv", "serve", *self._options, "-o", "json"]
         self._process = process = subprocess.Popen(
             [*command, "--port", str(ports[0]), "--data-port", str(ports[1])],
             env=self.environment,
@@ -374,11 +360,15 @@ def new_home() -> Iterator[Path]:
 
 @contextmanager
 def platform(
-    *options: str, home: Path | None = None, ports: tuple[int, int] | None = None, **variables: str
+    *options: str,
+    home: Path | None = None,
+    ports: tuple[int, int] | None = None,
+    prefix: Sequence[str] = (),
+    **variables: str,
 ) -> Iterator[Platform]:
     """A platform that is ready, on free ports unless some are given. It and all that it made end with the block."""
     with new_home() as made:
-        found = Platform(home or made, *options, variables=variables, ports=ports)
+        found = Platform(home or made, *options, variables=variables, ports=ports, prefix=prefix)
         try:
             found.start()
             yield found

@@ -1,4 +1,5 @@
-"""From a project on disk to its instances and back, by the means that users have, on every kind of store."""
+"""From a project on disk to its instances and back, by the means that users have, on every kind of store, and on two
+servers that share one, of which each test may lose one in its middle."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ import pytest
 
 from tests.platform.support import DESK, Platform, ask, eventually, variant
 
-pytestmark = pytest.mark.xdist_group("platform-end-to-end")
+pytestmark = pytest.mark.parametrize(
+    "ground",
+    [
+        pytest.param("sqlite", marks=pytest.mark.xdist_group("platform-end-to-end")),
+        pytest.param("redis", marks=pytest.mark.xdist_group("platform-end-to-end")),
+        pytest.param("replicas", marks=pytest.mark.xdist_group("platform-replicas")),
+        pytest.param("losing", marks=pytest.mark.xdist_group("platform-replicas")),
+    ],
+    indirect=True,
+)
 
 SDK = """
 import asyncio, json, sys

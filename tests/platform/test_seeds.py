@@ -8,16 +8,17 @@ of the guide's own gaps holds here, too. Beyond that, the documents are changed 
   ``asyncio`` and, once, ``Environment`` are imported. Where a program prints nothing, it is made to print what it got.
 - ``http://aenv-service/``, ``http://service`` and ``http://localhost:8080`` stand for the platform's address,
   ``your-api-key`` for a token, ``/data/workspace`` and ``/path/to/dataset`` for directories, and ``instance-id`` for
-  the id that was shown.
+  the id that was shown; so does ``service-id``.
 - ``analyze``, which seed 003 calls and does not show, and ``given``, which tells what an instance was given, are ours:
   ``concepts/src/ours.py``. "data-analysis-env", "swe-env" and "my-env" are this one project under three names;
-  "my-python-env" and "safe-env" are the guide's. "myenv" is what ``aenv init`` writes.
-- A terminal confirms ``aenv instance delete``; here, a "y" on stdin does. ``aenv run --quiet`` gets free ports.
+  "my-python-env" and "safe-env" are the guide's. "myenv" and "myapp" are what ``aenv init`` writes.
+- A terminal confirms ``aenv instance delete`` and ``aenv service delete``; here, a "y" on stdin does. ``aenv run
+  --quiet`` gets free ports.
 - The quick example of seed 004 registers its tool and uses it in one program. With a platform, its environment is one
   that was pushed; the tool is the same.
 - Two containers are for engines that run images, which are not of this platform yet: the configuration is pushed and
-  kept, and instances of it are refused by name. So is a data source that is an image. ``aenv service`` and
-  ``aenv build`` are commands to come (see ``COMMANDS``).
+  kept, and instances of it are refused by name. So is a data source that is an image. ``aenv build`` is
+  a command to come (see ``COMMANDS``).
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ from tests.platform.support import PATIENCE, Platform, Program, platform
 
 SEEDS = Path(__file__).parent.parent / "seeds"
 PROGRAMS = SEEDS / "programs"
-SERVICES = "services are not of this platform yet"
 IMAGES = "images are not built yet"
 COMMANDS = {
     "aenv init": "",
@@ -52,12 +52,12 @@ COMMANDS = {
     "aenv instance create myenv@1.0.0 --ttl 1h": "",
     "aenv instance list": "",
     "aenv instance delete instance-id": "",
-    "aenv service create myapp@1.0.0 --replicas 3": SERVICES,
-    "aenv service create myapp@1.0.0 --enable-storage": SERVICES,
-    "aenv service list": SERVICES,
-    "aenv service update service-id --replicas 5": SERVICES,
-    "aenv service delete service-id": SERVICES,
-    "aenv service create": SERVICES,
+    "aenv service create myapp@1.0.0 --replicas 3": "",
+    "aenv service create myapp@1.0.0 --enable-storage": "",
+    "aenv service list": "",
+    "aenv service update service-id --replicas 5": "",
+    "aenv service delete service-id": "",
+    "aenv service create": "",
     "aenv build": IMAGES,
 }
 """Every command line in seeds 000, 002 and 003, and why it is not run, if it is not."""
@@ -257,9 +257,9 @@ class Terminal:
         self._begun.append(process)
         return process
 
-    def type(self, line: str, *more: str, answer: str = "", **placeholders: str) -> str:
+    def type(self, line: str, *more: str, answer: str = "", here: str = ".", **placeholders: str) -> str:
         """What a command prints."""
-        process = self.begin(line, *more, **placeholders)
+        process = self.begin(line, *more, here=here, **placeholders)
         out, err = process.communicate(answer, timeout=2 * PATIENCE)
         assert process.returncode == 0, err
         return out
@@ -288,6 +288,22 @@ def test_every_command(served: Platform, tmp_path: Path) -> None:
         terminal.type("aenv instance delete instance-id", answer="y\n", instance_id=id)
         _, said = creating.communicate(timeout=2 * PATIENCE)
         assert (creating.returncode, f"{id} ended" in said) == (0, True), said
+
+        terminal.type("aenv init", "myapp")
+        asyncio.run(push(served, tmp_path / "myapp"))
+        terminal.type("aenv service create myapp@1.0.0 --replicas 3")
+        [service] = served.ask("GET", "/env-service/myapp@1.0.0/list").data
+        assert (service["status"], service["available_replicas"]) == ("Running", 3)
+        assert service["id"] in terminal.type("aenv service list")
+        terminal.type("aenv service update service-id --replicas 5", service_id=service["id"])
+        assert served.ask("GET", f"/env-service/{service['id']}").data["available_replicas"] == 5
+        terminal.type("aenv service delete service-id", answer="y\n", service_id=service["id"])
+        for line, here in (("aenv service create myapp@1.0.0 --enable-storage", "."), ("aenv service create", "myapp")):
+            assert "myapp@1.0.0" in terminal.type(line, here=here)
+        stored, plain = served.ask("GET", "/env-service/myapp/list").data[::-1]
+        assert (stored["pvc_name"], plain["pvc_name"]) == ("myapp", "")
+        for left in (stored, plain):
+            served.aenv("service", "delete", left["id"], "--delete-storage", "-y")
 
         running = terminal.begin("aenv run --quiet", "--port=0", "--control-port=0", "-o", "json", here="my-env")
         text = ""
