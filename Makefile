@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NAME ?= 01-hello
-SOAK_SECONDS ?= 3600
+SOAK_SECONDS ?= 600
 
 .DEFAULT_GOAL := help
 .PHONY: help install components demo test lint bench bench-check docs serve soak clean
@@ -60,8 +60,8 @@ docs: $(VENV)/dev.stamp  ## write the generated parts of docs/reference
 serve: $(VENV)/package.stamp  ## serve the example on port 8081
 	@$(BIN)/aenv run --work-dir examples/$(NAME) --quiet
 
-soak: $(VENV)/dev.stamp  ## an hour of calls, cuts and cancellations against one sandbox (SOAK_SECONDS)
-	@$(BIN)/python -m benchmarks.soak --seconds $(SOAK_SECONDS)
+soak: $(VENV)/dev.stamp  ## ten minutes of everything against two servers on one Redis (SOAK_SECONDS)
+	@$(BIN)/python -m benchmarks.soak platform --seconds $(SOAK_SECONDS)
 
 clean:  ## forget the virtual environment and the caches
 	@rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from benchmarks import calls, clients, gateway, http_client, instances, platform, report, startup, stores
+from benchmarks import calls, clients, gateway, http_client, instances, platform, replicas, report, startup, stores
 from benchmarks.measure import Effort, Line
 
 FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
@@ -22,15 +22,19 @@ FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
     "kinds": calls.kinds,
     "http_client": http_client.http_client,
     "gateway": gateway.hop,
+    "gateway_service": gateway.service,
+    "gateway_observed": gateway.observed,
     "instance_start": instances.start,
     "instances": instances.live,
     "instance_calls": instances.calls,
     "stores": stores.stores,
     "platform_create": platform.create,
+    "platform_warm": platform.warm,
     "platform_many": platform.many,
     "platform_list": platform.listing,
+    "replicas": replicas.replicas,
 }
-ISOLATED = ("instance_start", "instances", "instance_calls", "platform_create", "platform_many")
+ISOLATED = ("instance_start", "instances", "instance_calls", "platform_create", "platform_warm", "platform_many")
 """What is measured only where a sandbox can be isolated in every way."""
 TRIES = 3
 
@@ -49,6 +53,9 @@ def main() -> int:
     if any(name in ISOLATED for name in wanted) and (reason := instances.lacking()):
         sys.stderr.write(f"skipped: {', '.join(ISOLATED)} ({reason})\n")
         wanted, whole = [name for name in wanted if name not in ISOLATED], False
+    if "replicas" in wanted and (reason := replicas.lacking()):
+        sys.stderr.write(f"skipped: replicas ({reason})\n")
+        wanted, whole = [name for name in wanted if name != "replicas"], False
     lines: list[Line] = []
     for name in wanted:
         lines += _measured(name, Effort(quick=options.check), known, again=options.check)

@@ -149,11 +149,13 @@ class Owner(Family):
 
 
 @contextmanager
-def owner(kind: str = "engine", home: Path | None = None, **variables: str) -> Iterator[Owner]:
+def owner(
+    kind: str = "engine", home: Path | None = None, *, project: Path = PROJECT, **variables: str
+) -> Iterator[Owner]:
     """An owner of that kind, see ``benchmarks.workers.owner``; in a home of its own, unless one is given."""
     with nullcontext(home) if home else new_home() as place:
         env = environment(PYTHONPATH=str(venvs.ROOT), AENV_HOME=str(place), AENV_ISOLATION="strict", **variables)
-        with running([OURS, "-m", "benchmarks.workers.owner", kind], cwd=PROJECT, env=env, piped=True) as process:
+        with running([OURS, "-m", "benchmarks.workers.owner", kind], cwd=project, env=env, piped=True) as process:
             yield Owner(process, place)
 
 

@@ -7,7 +7,9 @@ import http.client
 import json
 import os
 import select
+import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
@@ -38,7 +40,9 @@ CLIENTS, PROCESSES = 64, 4
 RECORDS, PAGE = 10_000, 100
 PAGES = 10
 """Pages that are read, of each side in each round."""
-MOST_CREATE, MOST_PAGE = 2.0, 5.0
+MOST_CREATE, MOST_PAGE, MOST_WARM = 2.0, 5.0, 1.0
+IMPORT = 0.2
+"""Seconds of an import that is not shared."""
 _CREATE = "create through the API, to first call"
 _LIVING = ("Pending", "Creating", "Running")
 
@@ -68,6 +72,51 @@ def create(effort: Effort) -> list[Line]:
         line(f"{_CREATE} by the gateway", "ms", gateway, "engine", alone, limit=MOST_CREATE, scale=1e3),
         line(f"{_CREATE} (embedded)", "ms", api, "embedded", local, limit=MOST_CREATE, scale=1e3),
     ]
+
+
+def warm(effort: Effort) -> list[Line]:
+    """The same through the API, where a warm sandbox waits, against a fork; and where each instance imports slowly."""
+    with _platform() as platform, ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aenv-bench-warm-")))
+        forked = stack.enter_context(_pooled(platform, folder, "forked", 0))
+        pooled = stack.enter_context(_pooled(platform, folder, "pooled", SEQUENCE + 1))
+        slow = stack.enter_context(_pooled(platform, folder, "slow", 0, imports=IMPORT))
+        slow_pooled = stack.enter_context(_pooled(platform, folder, "slow-pooled", 2, imports=IMPORT))
+        sides = ((pooled, SEQUENCE), (forked, SEQUENCE), (slow_pooled, 1), (slow, 1))
+        for owner, _ in sides:
+            owner.ask("sequence", count=3)
+
+        def sequence(owner: Owner, count: int) -> float:
+            seconds: list[float] = owner.ask("sequence", count=count)
+            platform.fill()  # so that what is made again disturbs nobody
+            return median(seconds)
+
+        platform.fill()
+        ours, other, late, later = interleave(
+            effort.rounds(21), *(lambda owner=owner, count=count: sequence(owner, count) for owner, count in sides)
+        )
+        platform.check_claims()
+    return [
+        line(f"{_CREATE}, warm", "ms", ours, "a fork", other, limit=MOST_WARM, scale=1e3),
+        line(f"{_CREATE}, warm, {IMPORT:g} s of import in each", "ms", late, "a fork", later, scale=1e3),
+    ]
+
+
+@contextmanager
+def _pooled(platform: _Platform, folder: Path, name: str, size: int, *, imports: float = 0.0) -> Iterator[Owner]:
+    """A client of the benchmarks' project under another name, with so many that wait."""
+    root = folder / name
+    shutil.copytree(PROJECT, root, ignore=shutil.ignore_patterns("__pycache__"))
+    config = json.loads((root / "config.json").read_text())
+    config["name"] = f"bench-{name}"
+    config["deployConfig"]["pool"] = {"min": size, "max": size}
+    if imports:
+        config["deployConfig"]["preload"] = False
+        (root / "src" / "slow.py").write_text(f"import time\n\ntime.sleep({imports})\n")
+    (root / "config.json").write_text(json.dumps(config))
+    platform.push(root)
+    with platform.owner("settings", root) as owner:
+        yield owner
 
 
 def many(effort: Effort) -> list[Line]:
@@ -145,7 +194,7 @@ class _Platform(Family):
 
     def __init__(self, process: subprocess.Popen[bytes], home: Path) -> None:
         super().__init__(process.pid, home)
-        self.url: str = _told(process)["url"]
+        self.url: str = told(process)["url"]
         token = (home / "token").read_text().strip()
         self._headers = {"Authorization": f"Bearer {token}"}
         self._connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=START)
@@ -155,15 +204,15 @@ class _Platform(Family):
         """What holds the instances, which is not all that a platform has: a hub runs what is pushed."""
         return Family(owners.spawner(self.home / "run" / "platform"), self.home)
 
-    def owner(self, kind: str) -> AbstractContextManager[Owner]:
+    def owner(self, kind: str, project: Path = PROJECT) -> AbstractContextManager[Owner]:
         """A client of it, see ``benchmarks.workers.owner``."""
-        return owners.owner(kind, self.home, AENV_SYSTEM_URL=self.url)
+        return owners.owner(kind, self.home, project=project, AENV_SYSTEM_URL=self.url)
 
-    def push(self) -> None:
-        """Publish the project of the benchmarks."""
+    def push(self, project: Path = PROJECT) -> None:
+        """Publish the project of the benchmarks, or another."""
         env = environment(AENV_HOME=str(self.home), AENV_SYSTEM_URL=self.url)
         done = subprocess.run(
-            [OURS, "-m", "aenv", "push", PROJECT], env=env, capture_output=True, text=True, timeout=START, check=False
+            [OURS, "-m", "aenv", "push", project], env=env, capture_output=True, text=True, timeout=START, check=False
         )
         if done.returncode:
             raise RuntimeError(f"the project could not be pushed: {done.stderr}")
@@ -178,8 +227,25 @@ class _Platform(Family):
         if (len(found["data"]), found["total"]) != (PAGE, total):
             raise RuntimeError(f"wrong page: {len(found['data'])} of {found['total']}, not {PAGE} of {total}")
 
+    def fill(self) -> None:
+        """Wait until all that should be warm is."""
+        deadline = time.monotonic() + START
+        while lacking := [pool for pool in self._get("/pool")["data"] if pool["ready"] < pool["min"]]:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the pools are not full: {lacking}")
+            time.sleep(0.02)
+
+    def check_claims(self) -> None:
+        """See that instances came from the pools, all but those that made the pools begin."""
+        for pool in self._get("/pool")["data"]:
+            if pool["misses"] > 3:
+                raise RuntimeError(f"there was not always one that waited: {pool}")
+
     def _list(self, query: str) -> Any:
-        self._connection.request("GET", f"/env-instance/*/list?{query}", headers=self._headers)
+        return self._get(f"/env-instance/*/list?{query}")
+
+    def _get(self, path: str) -> Any:
+        self._connection.request("GET", path, headers=self._headers)
         response = self._connection.getresponse()
         body = response.read()
         if response.status != 200:
@@ -214,7 +280,7 @@ def _platform(*, records: int = 0, isolation: str = "strict") -> Iterator[_Platf
             yield platform
 
 
-def _told(process: subprocess.Popen[bytes]) -> Any:
+def told(process: subprocess.Popen[bytes]) -> Any:
     """The JSON object that a server prints when it is ready."""
     assert process.stdout is not None
     deadline = time.monotonic() + START

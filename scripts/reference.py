@@ -12,7 +12,9 @@ from typing import Any
 
 import aenv
 from aenv import config, errors
+from aenv.api import pools, quotas, top, usage_routes
 from aenv.api.routes import routes as instance_routes
+from aenv.api.services.routes import routes as service_routes
 from aenv.hub.routes import routes as hub_routes
 from aenv.runtime.access import Hosts
 from aenv.web import openapi
@@ -30,6 +32,11 @@ GROUPS = (
 SERVICES = {
     "env": "Environments: the hub",
     "env-instance": "Instances: the API service",
+    "env-service": "Services: the API service",
+    "quota": "Limits, pools and use: the API service",
+    "pool": "Limits, pools and use: the API service",
+    "top": "Limits, pools and use: the API service",
+    "usage": "Limits, pools and use: the API service",
     "token": "Tokens, secrets and the audit log: both",
     "secret": "Tokens, secrets and the audit log: both",
     "audit": "Tokens, secrets and the audit log: both",
@@ -195,7 +202,16 @@ def _errors() -> Iterator[str]:
 def http() -> str:
     """The page of both services. A table of routes needs no service behind it to be read."""
     nothing: Any = None
-    routes = [*hub_routes(nothing), *instance_routes(nothing), *account_routes(nothing, nothing, nothing)]
+    routes = [
+        *hub_routes(nothing),
+        *instance_routes(nothing),
+        *service_routes(nothing),
+        *quotas.routes(nothing),
+        *pools.routes(nothing),
+        *top.routes(nothing),
+        *usage_routes.routes(nothing, nothing),
+        *account_routes(nothing, nothing, nothing),
+    ]
     app = App(routes, title="AEnvironment", authenticate=nothing, guard=Hosts(loopback=True))
     document = openapi.describe(app.title, app.table.endpoints)
     groups: dict[str, list[str]] = {}

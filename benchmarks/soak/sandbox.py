@@ -1,14 +1,12 @@
-"""``python -m benchmarks.soak``: calls, cuts, cancellations and time-outs against one sandbox for a long time.
+"""Calls, cuts, cancellations and time-outs against one sandbox for a long time.
 
 Fails when an answer is wrong, or when memory, descriptors or threads of the sandbox keep growing.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import os
 import random
 import sys
 import time
@@ -17,25 +15,10 @@ from pathlib import Path
 
 from aenv import CallTimeout, Environment, attach
 from aenv.client.serving import run_project
-from benchmarks.processes import resident_mb
+from benchmarks.soak.growth import WARM_UP, State
 
-PROJECT = Path(__file__).parent / "projects" / "soak"
-WARM_UP = 0.2
-"""Share of the time after which a sandbox has grown to its size."""
-MOST_GROWTH = 1.25
+PROJECT = Path(__file__).parent.parent / "projects" / "soak"
 CALLERS = 16
-
-
-class State:
-    """What the sandbox holds, from outside."""
-
-    def __init__(self, pid: int) -> None:
-        self.memory = resident_mb(pid)
-        self.descriptors = len(os.listdir(f"/proc/{pid}/fd"))
-        self.threads = len(os.listdir(f"/proc/{pid}/task"))
-
-    def __str__(self) -> str:
-        return f"{self.memory:6.1f} MB  {self.descriptors:4d} descriptors  {self.threads:4d} threads"
 
 
 async def caller(env: Environment, done: Counter[str], until: float) -> None:
@@ -95,30 +78,16 @@ async def soak(seconds: float) -> int:
             warm: State | None = None
             while time.monotonic() < until and not any(task.done() for task in work):
                 await asyncio.sleep(min(10.0, seconds / 10))
-                state = State(pid)
+                state = State.of(pid)
                 passed = time.monotonic() - start
                 print(f"{passed:7.0f} s  {done.total():9d} calls  {state}", file=sys.stderr)
                 if warm is None and passed > seconds * WARM_UP:
                     warm = state
             await asyncio.gather(*work)
-            state = State(pid)
+            state = State.of(pid)
     assert warm is not None
     print("  ".join(f"{kind} {count}" for kind, count in sorted(done.items())))
     print(f"after {WARM_UP:.0%} of the time: {warm}\nat the end:            {state}")
-    grown = [
-        name
-        for name, slack in (("memory", 4.0), ("descriptors", 32), ("threads", 16))
-        if getattr(state, name) > getattr(warm, name) * MOST_GROWTH + slack
-    ]
+    grown = state.grown_since(warm)
     print(f"growing: {', '.join(grown)}" if grown else f"{done.total()} calls in {seconds:.0f} s, nothing grew")
     return 1 if grown else 0
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=3600.0)
-    return asyncio.run(soak(parser.parse_args().seconds))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

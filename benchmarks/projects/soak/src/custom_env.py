@@ -51,6 +51,12 @@ def pid() -> int:
     return os.getpid()
 
 
+@register_tool
+def end() -> None:
+    """The end of the process that serves."""
+    os._exit(1)
+
+
 @register_reward
 def odd(answer: int) -> float:
     """1 for an odd number."""

@@ -1,0 +1,1 @@
+"""Long runs, which fail when an answer is wrong or something keeps growing."""
