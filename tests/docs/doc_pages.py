@@ -4,6 +4,7 @@ What a comment before a block means:
 
     <!-- file: src/custom_env.py -->   the block is that file; it is written, not run
     <!-- not run: the reason -->       the block is left alone
+    <!-- needs volumes -->             the block is left alone where sandboxes can have none
     <!-- output -->                    the text block is what the block before it printed ("..." for anything)
 
 A page may say ``<!-- project: examples/01-hello -->`` once: its reader begins in a copy of that project.
@@ -33,6 +34,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from aenv.engines.process import powers
 from tests.platform.support import end_sandboxes
 
 ROOT = Path(__file__).parent.parent.parent
@@ -94,6 +96,8 @@ class Reader:
         kind, _, value = block.comment.partition(": ")
         if kind == "not run":
             assert value.strip(), "say why it is not run"
+            return
+        if kind == "needs volumes" and powers.probe().no_volumes:
             return
         if kind == "file":
             Path(value).parent.mkdir(parents=True, exist_ok=True)

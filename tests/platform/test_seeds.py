@@ -298,12 +298,11 @@ def test_every_command(served: Platform, tmp_path: Path) -> None:
         terminal.type("aenv service update service-id --replicas 5", service_id=service["id"])
         assert served.ask("GET", f"/env-service/{service['id']}").data["available_replicas"] == 5
         terminal.type("aenv service delete service-id", answer="y\n", service_id=service["id"])
-        for line, here in (("aenv service create myapp@1.0.0 --enable-storage", "."), ("aenv service create", "myapp")):
-            assert "myapp@1.0.0" in terminal.type(line, here=here)
-        stored, plain = served.ask("GET", "/env-service/myapp/list").data[::-1]
-        assert (stored["pvc_name"], plain["pvc_name"]) == ("myapp", "")
-        for left in (stored, plain):
-            served.aenv("service", "delete", left["id"], "--delete-storage", "-y")
+        assert "myapp@1.0.0" in terminal.type("aenv service create", here="myapp")
+        stored = terminal.type("aenv service create myapp@1.0.0 --enable-storage", "--no-wait", "-o", "json")
+        assert json.loads(stored)["pvc_name"] == "myapp"
+        for left in served.ask("GET", "/env-service/myapp/list").data:
+            served.aenv("service", "delete", left["id"], "-y")
 
         running = terminal.begin("aenv run --quiet", "--port=0", "--control-port=0", "-o", "json", here="my-env")
         text = ""

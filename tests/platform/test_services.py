@@ -16,6 +16,7 @@ import pytest
 
 from aenv import Environment, http
 from aenv.client.hub import HubClient
+from aenv.engines.process import powers
 from aenv.errors import AEnvError, Invalid, NotFound, SandboxLost, StartFailed
 from aenv.project import read
 from aenv.project.archive import pack
@@ -87,6 +88,7 @@ def die() -> None:
     """End as a crash ends."""
     os.kill(os.getpid(), signal.SIGKILL)
 '''
+NO_VOLUMES = powers.probe().no_volumes if sys.platform == "linux" else "there are no sandboxes"
 STORAGE = {"enableStorage": True, "storageSize": "1Mi", "storageName": "book"}
 SHOP, NEXT, BROKEN, STORED = "shop@1.0.0", "shop@1.1.0", "shop@2.0.0", "bookshop@1.0.0"
 
@@ -179,7 +181,8 @@ def test_the_commands(served: Platform) -> None:
     id = made["id"]
     assert (made["status"], made["replicas"], made["available_replicas"]) == ("Running", 3, 3)
     assert made["mcp"].startswith(f"{served.data}/env-service/{id}/mcp?token=")
-    stored = served.aenv("service", "create", STORED, "--enable-storage", "-s", "keeper")
+    able = [] if not NO_VOLUMES else ["--no-wait"]
+    stored = served.aenv("service", "create", STORED, "--enable-storage", "-s", "keeper", *able)
     assert "keeper-" in stored.stdout
     assert "book (1Mi) at /home/admin/data" in stored.stdout
     assert "made keeper-" in stored.stderr
@@ -234,6 +237,7 @@ def test_replicas(served: Platform) -> None:
     assert served.ask("POST", "/env-service", {"envName": SHOP, "replicas": 101}).status == 422
 
 
+@pytest.mark.skipif(bool(NO_VOLUMES), reason=NO_VOLUMES)
 def test_storage(served: Platform) -> None:
     """What a service stores survives restart, update and deletion; an instance stores nothing."""
     service = make(served, STORED)

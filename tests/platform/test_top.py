@@ -57,6 +57,6 @@ def test_another_owner_sees_nothing_of_it(served: Platform, busy: Any) -> None:
 
 
 def test_more_than_a_page_is_refused(served: Platform) -> None:
-    answer = served.ask("GET", "/top?limit=100000")
+    answer = served.ask("GET", "/top?most=100000")
     assert answer.status == 422
-    assert "limit" in answer.json["message"]
+    assert "most" in answer.json["message"]

@@ -39,10 +39,10 @@ class Loads:
     def _ended(self, record: InstanceRecord) -> None:
         self._calls.pop(record.id, None)
 
-    async def top(self, caller: Caller, owner: str | None, limit: int) -> Top:
+    async def top(self, caller: Caller, owner: str | None, most: int) -> Top:
         """The caller's instances, or, for an admin, everybody's; those with the most calls are looked at."""
-        if not 1 <= limit <= MOST:
-            raise Invalid(f"limit {limit} is not between 1 and {MOST}")
+        if not 1 <= most <= MOST:
+            raise Invalid(f"most {most} is not between 1 and {MOST}")
         if owner is not None:
             checked_owner(caller, owner, "instances")
         found = [
@@ -55,8 +55,8 @@ class Loads:
         counts = Counter(entry.kept.record.status.value for entry in found)
         found.sort(key=lambda entry: (-self._calls[entry.id], entry.id))
         running = [entry for entry in found if entry.kept.record.status is State.RUNNING]
-        used = await self._used(running[:limit])
-        loads = [self._load(entry, used.get(entry.id)) for entry in running[:limit]]
+        used = await self._used(running[:most])
+        loads = [self._load(entry, used.get(entry.id)) for entry in running[:most]]
         return Top(at=timestamp(self._lives.clock.now()), counts=dict(counts), loads=loads)
 
     async def _used(self, entries: list[Entry]) -> dict[str, Used]:
@@ -102,14 +102,14 @@ class Handlers:
         self,
         call: Call,
         owner: Annotated[str | None, Query(about="whose instances; an admin sees everybody's")] = None,
-        limit: Annotated[int, Query(about=f"how many instances, {MOST} at most")] = 50,
+        most: Annotated[int, Query(about=f"how many instances, {MOST} at most")] = 50,
     ) -> Top:
         """What instances do at the moment: the processor, memory and calls of each, the most called first.
 
         Asked twice, the differences are what was used in between. Calls are those that came through the server that
         answers.
         """
-        return await self._loads.top(call.caller, owner or None, limit)
+        return await self._loads.top(call.caller, owner or None, most)
 
 
 def routes(loads: Loads) -> list[Route]:

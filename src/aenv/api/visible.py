@@ -97,9 +97,9 @@ class Visible:
             phases=record.phases,
             service=record.service,
         )
-        if record.queued is not None and (place := self._lives.queue.standing(record)) is not None:
-            shown.position, shown.estimate, shown.reason = place
         if not record.over:
+            if record.queued is not None and (place := self._lives.queue.standing(record)) is not None:
+                shown.position, shown.estimate, shown.reason = place
             shown.url = f"{self._data_url}/env-instance/{record.id}"
             if local and record.url.startswith("unix:") and record.server == self._lives.name:
                 shown.socket = record.url

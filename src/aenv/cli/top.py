@@ -52,10 +52,10 @@ async def _draw(
     api: ApiClient, owner: str | None, limit: int, every: float, output: str, *, live: bool = False
 ) -> None:
     """Show what goes on between two looks, once or, ``live``, again and again."""
-    before = await api.top(owner=owner, limit=limit)
+    before = await api.top(owner=owner, most=limit)
     while True:
         await asyncio.sleep(every)
-        now = await api.top(owner=owner, limit=limit)
+        now = await api.top(owner=owner, most=limit)
         if live:
             click.echo(_CLEAR, nl=False)
         _show(before, now, output)

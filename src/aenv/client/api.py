@@ -166,9 +166,9 @@ class ApiClient(Service):
         }
         return await self.page("/usage", type=Usage, query=query)
 
-    async def top(self, *, owner: str | None = None, limit: int = 50) -> Top:
+    async def top(self, *, owner: str | None = None, most: int = 50) -> Top:
         """What instances do at the moment, the most called first."""
-        return await self.ask("GET", "/top", query={"owner": owner, "limit": limit}, type=Top)
+        return await self.ask("GET", "/top", query={"owner": owner, "most": most}, type=Top)
 
     async def quotas(self, *, limit: int = PAGE, offset: int = 0) -> tuple[Quotas, int]:
         """A page of limits, with what is in use under them, and how many there are."""

@@ -99,7 +99,8 @@ async def test_a_rolling_update_keeps_all_serving(here: House) -> None:
     assert not set(ready(changed)) & set(ready(restarted))
 
 
-async def test_calls_in_flight_end_before_their_replica_does(here: House) -> None:
+async def test_calls_in_flight_end_before_their_replica_does(here: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aenv.api.services.keeper.SESSIONS", 600.0)
     made = await here.make()
     [old] = ready(made)
     here.engine.busy[old] = 1
@@ -112,6 +113,34 @@ async def test_calls_in_flight_end_before_their_replica_does(here: House) -> Non
     assert old in here.engine.alive
     here.engine.busy[old] = 0
     await until(lambda: old not in here.engine.alive, "the end of the old one")
+
+
+async def test_sessions_that_never_rest_end_before_their_replica_does(here: House) -> None:
+    """No gateway passes their calls on any more, and then those that it has are waited for."""
+    made = await here.make()
+    [old] = ready(made)
+    here.engine.busy[old] = 1
+    await here.put(made.id, version="1.1.0")
+
+    def takes_calls() -> bool:
+        found = here.directory.known(made.id)
+        assert found is not None
+        return old in {place.id for place in (*found.ready, *found.leaving)}
+
+    await until(lambda: not takes_calls(), "the end of its sessions")
+    assert old in here.engine.alive
+    here.engine.busy[old] = 0
+    await until(lambda: old not in here.engine.alive, "the end of the old one")
+
+
+async def test_who_leaves_and_dies_is_not_waited_for(here: House) -> None:
+    made = await here.make()
+    [old] = ready(made)
+    here.engine.busy[old] = 1
+    await here.put(made.id, version="1.1.0")
+    await here.once(made.id, lambda found: len(found.members) == 2, "one that leaves")
+    here.engine.kill(old)
+    await here.once(made.id, lambda found: len(found.members) == 1, "the end of the old one")
 
 
 @pytest.mark.parametrize("version", ["2.0.0", "2.1.0"])

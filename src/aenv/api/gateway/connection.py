@@ -247,7 +247,7 @@ class Connection(asyncio.Protocol):
             self._active = self._waiting.popleft()
             self._active.start()
         self._starting = False
-        if self._active is not None or self._waiting or self.transport.is_closing():
+        if self._active is not None or self._waiting or self._lingers or self.transport.is_closing():
             return
         if self._fault is not None:
             self._reject(self._fault)

@@ -54,7 +54,7 @@ WELL = 60.0
 HEARD, SOONER = 3.0, 1.5
 """Seconds in which every gateway hears that a replica leaves; the second, when nobody takes its place meanwhile. Where
 there is no other server, a third of it: what is on its way arrives."""
-DRAIN, LAST = 30.0, 5.0
+DRAIN, LAST = 30.0, 10.0
 """Seconds that calls in flight have to end, at a replica that leaves; the second, when the service was deleted."""
 SESSIONS = 3.0
 """Seconds that sessions which are never without a call have to end, at a replica that leaves."""
