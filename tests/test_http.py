@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -145,6 +145,16 @@ async def test_a_busy_server_is_asked_again() -> None:
         assert (await http.request("POST", url, "/")).status == 200
         assert asked == 3
         assert (await http.request("POST", url, "/", retries=0)).status == 503
+
+
+async def test_of_too_many_connections_those_unused_for_the_longest_time_are_closed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(http, "MOST_IDLE", 2)
+    async with AsyncExitStack() as stack:
+        a, b, c = [await stack.enter_async_context(server(answer_all, tmp_path / name)) for name in "abc"]
+        bodies = [(await http.request("GET", url, "/")).body for url in (a, b, a, c, b, a)]
+    assert bodies == [b"1", b"1", b"1", b"1", b"2", b"2"]
 
 
 async def test_a_connection_closed_while_idle_costs_nothing() -> None:

@@ -206,12 +206,17 @@ class _Pool:
         idle = self._idle.setdefault(where, deque())
         idle.append(connection)
         self._kept += 1
-        while self._kept > MOST_IDLE or idle[0].since < connection.since - IDLE:
-            crowd = idle if idle[0].since < connection.since - IDLE else next(filter(None, self._idle.values()))
-            crowd.popleft().close()
-            self._kept -= 1
+        while idle[0].since < connection.since - IDLE:
+            self._drop(idle)
+        while self._kept > MOST_IDLE:
+            self._drop(min(filter(None, self._idle.values()), key=lambda kept: kept[0].since))
         if len(self._idle) > MOST_IDLE:
             self._idle = {where: idle for where, idle in self._idle.items() if idle}
+
+    def _drop(self, idle: deque[Connection]) -> None:
+        """Close the one that was not used for the longest time."""
+        idle.popleft().close()
+        self._kept -= 1
 
     async def connect(self, where: Target, kind: type[C]) -> C:
         try:
