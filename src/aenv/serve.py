@@ -54,7 +54,7 @@ from aenv.hub.service import Hub
 from aenv.models import NAME, EnvRef
 from aenv.runtime.access import Hosts, is_loopback
 from aenv.runtime.protocol import Connections
-from aenv.runtime.server import bind, loop_factory, stop_at_end, stop_at_signals
+from aenv.runtime.server import Listener, bind, loop_factory, stop_at_end, stop_at_signals
 from aenv.store import Store, open_store
 from aenv.store.blobs import open_blobs
 from aenv.web import accounts, logs
@@ -394,7 +394,7 @@ class _Platform:
     ) -> None:
         loop = asyncio.get_running_loop()
         connections = Connections(app)
-        listeners: list[_Listener] = []
+        listeners: list[Listener] = []
 
         async def end() -> None:
             app.draining = True
@@ -420,30 +420,10 @@ class _Platform:
                 where, why = _url(self._options.host, sock or control), exc.strerror or exc
                 raise Conflict(f"cannot listen at {where}: {why}", hint="choose other ports") from exc
         server = await loop.create_server(connections, sock=control, backlog=_BACKLOG)
-        listeners.append(_Listener(control, server, connections))
+        listeners.append(Listener(control, server, connections))
         if gateway is not None and data is not None:
             server = await loop.create_server(gateway, sock=data, backlog=_BACKLOG)
-            listeners.append(_Listener(data, server, gateway))
-
-
-class _Listener(NamedTuple):
-    """A port that is listened on."""
-
-    sock: socket.socket
-    server: asyncio.AbstractServer
-    protocols: Callable[[], asyncio.BaseProtocol]
-
-    async def end(self) -> None:
-        """Listen no more. Who has just connected is taken in: cut off, they would not know whether they were heard."""
-        waiting = []
-        with suppress(OSError):
-            while True:
-                waiting.append(self.sock.accept()[0])
-        self.server.close()
-        for sock in waiting:
-            sock.setblocking(False)
-            with suppress(OSError):
-                await asyncio.get_running_loop().connect_accepted_socket(self.protocols, sock)
+            listeners.append(Listener(data, server, gateway))
 
 
 class _HubHere:

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -147,6 +147,26 @@ def bind(host: str, port: int, option: str = "--port") -> socket.socket:
         sock.close()
         raise Invalid(f"{port} is not a port", hint="use 0 to 65535") from exc
     return sock
+
+
+class Listener(NamedTuple):
+    """A port that is listened on."""
+
+    sock: socket.socket
+    server: asyncio.AbstractServer
+    protocols: Callable[[], asyncio.BaseProtocol]
+
+    async def end(self) -> None:
+        """Listen no more. Who has just connected is taken in: cut off, they would not know whether they were heard."""
+        waiting = []
+        with suppress(OSError):
+            while True:
+                waiting.append(self.sock.accept()[0])
+        self.server.close()
+        for sock in waiting:
+            sock.setblocking(False)
+            with suppress(OSError):
+                await asyncio.get_running_loop().connect_accepted_socket(self.protocols, sock)
 
 
 def _credentials(host: str, open_access: bool) -> tuple[str | None, str | None]:

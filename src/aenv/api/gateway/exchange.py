@@ -422,7 +422,8 @@ class Exchange:
     def _finish(self) -> None:
         upstream, self._upstream = self._upstream, None
         if upstream is not None:
-            if self._reusable and not self._out:
+            # What was asked to go on with another protocol may end the connection, whatever it answered.
+            if self._reusable and not self._out and self._head.upgrade is None:
                 upstream.sandbox.give(upstream, self._connection.now)
             else:
                 upstream.give_up()
