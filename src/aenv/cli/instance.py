@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,13 +11,15 @@ import click
 
 from aenv import project
 from aenv.cli import Commands
-from aenv.cli.output import FAILED, label, output_option, say, show_json, show_record, show_table
+from aenv.cli.output import label, output_option, say, show_json, show_record, show_table
 from aenv.cli.platform import (
     api_client,
     confirm,
+    end_each,
     page_options,
     pairs_option,
     plain,
+    show_logs,
     show_page,
     since,
     system_option,
@@ -26,11 +27,9 @@ from aenv.cli.platform import (
     yes_option,
 )
 from aenv.cli.project import work_dir_option
-from aenv.errors import AEnvError
 from aenv.models import EnvRef, State, parse_duration, told
 
 if TYPE_CHECKING:
-    from aenv.client.api import ApiClient
     from aenv.wire import Instance
 
 TIMED_OUT = 124
@@ -213,27 +212,7 @@ def delete(*, ids: Sequence[str], yes: bool, system_url: str | None, output: str
       aenv instance delete mini-terminal-4f1c --yes
     """
     confirm(f"End {', '.join(ids)}?", yes)
-    ended = talk(_delete(api_client(system_url), ids), "the end of instances")
-    if output == "json":
-        show_json({"deleted": ended})
-    else:
-        for id in ended:
-            say(f"ended {id}")
-    return 0 if len(ended) == len(ids) else FAILED
-
-
-async def _delete(api: ApiClient, ids: Sequence[str]) -> list[str]:
-    """Those that are ended; of others it is said why not."""
-    ended = []
-    for id in ids:
-        try:
-            await api.delete(id)
-            ended.append(id)
-        except AEnvError as exc:
-            if len(ids) == 1:
-                raise
-            label("error", f"{id}: {exc.message}")
-    return ended
+    return end_each(api_client(system_url).delete, ids, "instances", output)
 
 
 @instance.command()
@@ -251,21 +230,7 @@ def logs(*, id: str, follow: bool, tail: int | None, system_url: str | None, out
     Example:
       aenv instance logs mini-terminal-4f1c --tail 20 --follow
     """
-
-    async def work(api: ApiClient) -> list[str]:
-        lines = []
-        async for line in api.logs(id, tail, follow):
-            if output == "table":
-                click.echo(line)
-            elif follow:
-                click.echo(json.dumps({"line": line}))
-            else:
-                lines.append(line)
-        return lines
-
-    lines = talk(work(api_client(system_url)), quiet=follow)
-    if output == "json" and not follow:
-        show_json({"id": id, "lines": lines})
+    show_logs(id, api_client(system_url).logs(id, tail, follow), follow, output)
 
 
 @instance.command()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from aenv import config
-from aenv.cli.output import say, show_json, show_table
+from aenv.cli.output import FAILED, label, say, show_json, show_table
 from aenv.cli.project import run_async
 from aenv.errors import AEnvError, Invalid, NetworkError, Unauthorized
 
@@ -231,3 +232,49 @@ def size(count: int) -> str:
     if count < 1024:
         return f"{count} B"
     return f"{count / 1024:.1f} KiB" if count < 1024**2 else f"{count / 1024**2:.1f} MiB"
+
+
+# What instances and services have in common
+
+
+def end_each(end: Callable[[str], Awaitable[None]], ids: Sequence[str], what: str, output: str) -> int:
+    """End these one by one, and show which; of others it is said why not. The exit code."""
+
+    async def work() -> list[str]:
+        ended = []
+        for id in ids:
+            try:
+                await end(id)
+                ended.append(id)
+            except AEnvError as exc:
+                if len(ids) == 1:
+                    raise
+                label("error", f"{id}: {exc.message}")
+        return ended
+
+    ended = talk(work(), f"the end of {what}")
+    if output == "json":
+        show_json({"deleted": ended})
+    else:
+        for id in ended:
+            say(f"ended {id}")
+    return 0 if len(ended) == len(ids) else FAILED
+
+
+def show_logs(id: str, printed: AsyncIterable[str], follow: bool, output: str) -> None:
+    """Show what was printed as it comes; as JSON, one object, or with ``follow`` one for each line."""
+
+    async def work() -> list[str]:
+        lines = []
+        async for line in printed:
+            if output == "table":
+                click.echo(line)
+            elif follow:
+                click.echo(json.dumps({"line": line}))
+            else:
+                lines.append(line)
+        return lines
+
+    lines = talk(work(), quiet=follow)
+    if output == "json" and not follow:
+        show_json({"id": id, "lines": lines})

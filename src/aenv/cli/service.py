@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,12 @@ from aenv.cli.output import FAILED, label, output_option, say, show_json, show_t
 from aenv.cli.platform import (
     PATIENCE,
     confirm,
+    end_each,
     page_options,
     pairs_option,
     plain,
     services_client,
+    show_logs,
     show_page,
     since,
     system_option,
@@ -29,7 +31,7 @@ from aenv.cli.platform import (
     yes_option,
 )
 from aenv.cli.project import work_dir_option
-from aenv.errors import AEnvError, StartFailed
+from aenv.errors import StartFailed
 from aenv.models import EnvRef
 
 if TYPE_CHECKING:
@@ -282,27 +284,8 @@ def delete(*, ids: Sequence[str], delete_storage: bool, yes: bool, system_url: s
     """
     what = " with all that they stored" if delete_storage else ""
     confirm(f"End {', '.join(ids)}{what}?", yes)
-    ended = talk(_delete(services_client(system_url), ids, delete_storage), "the end of services")
-    if output == "json":
-        show_json({"deleted": ended})
-    else:
-        for id in ended:
-            say(f"ended {id}")
-    return 0 if len(ended) == len(ids) else FAILED
-
-
-async def _delete(services: ServicesClient, ids: Sequence[str], storage: bool) -> list[str]:
-    """Those that are ended; of others it is said why not."""
-    ended = []
-    for id in ids:
-        try:
-            await services.delete(id, storage=storage)
-            ended.append(id)
-        except AEnvError as exc:
-            if len(ids) == 1:
-                raise
-            label("error", f"{id}: {exc.message}")
-    return ended
+    end = partial(services_client(system_url).delete, storage=delete_storage)
+    return end_each(end, ids, "services", output)
 
 
 @service.command()
@@ -320,21 +303,7 @@ def logs(*, id: str, follow: bool, tail: int | None, system_url: str | None, out
     Example:
       aenv service logs myapp-4f1c --tail 20 --follow
     """
-
-    async def work(services: ServicesClient) -> list[str]:
-        lines = []
-        async for line in services.logs(id, tail, follow):
-            if output == "table":
-                click.echo(line)
-            elif follow:
-                click.echo(json.dumps({"line": line}))
-            else:
-                lines.append(line)
-        return lines
-
-    lines = talk(work(services_client(system_url)), quiet=follow)
-    if output == "json" and not follow:
-        show_json({"id": id, "lines": lines})
+    show_logs(id, services_client(system_url).logs(id, tail, follow), follow, output)
 
 
 async def _settled(services: ServicesClient, found: Service) -> Service:
