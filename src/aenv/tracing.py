@@ -75,7 +75,7 @@ class Span:
 
     __slots__ = (
         *("_attributes", "_ended", "_error", "_id", "_kind", "_parent", "_parts", "_timing", "_token", "_trace"),
-        *("_tracer", "began", "name", "traceparent"),
+        *("_tracer", "_written", "began", "name", "traceparent"),
     )
 
     def __init__(
@@ -89,6 +89,7 @@ class Span:
         self._parent = parent
         self._id = id
         self._attributes: list[tuple[str, Value]] = []
+        self._written = b""
         self._parts: list[_Part] | None = None
         self._timing: tuple[bytes, float, float] | None = None
         self.began = began
@@ -112,6 +113,10 @@ class Span:
         """Say something about it. Never an argument, a variable or a token."""
         if self._tracer is not None:
             self._attributes.append((name, value))
+
+    def describe(self, written: bytes) -> None:
+        """Say what ``attributes`` made, once."""
+        self._written = written
 
     def child(self, name: str, began: float, ended: float, **attributes: Value) -> None:
         """A part of it that is over."""
@@ -146,13 +151,15 @@ class Span:
         status = b',"status":{"code":2,"message":%b}' % _text(self._error) if self._error else b""
         ids = (self._trace, self._id, self._parent)
         kind = _KINDS.get(self._kind, 1)
-        yield _span(*ids, self.name, kind, self.began, self._ended, self._attributes, status)
+        about = attributes(self._attributes) if self._attributes else b""
+        about = b"%b,%b" % (self._written, about) if self._written and about else self._written or about
+        yield _span(*ids, self.name, kind, self.began, self._ended, about, status)
         if self._parts is not None:
-            for name, began, ended, attributes in self._parts:
-                yield _span(self._trace, new_id(), self._id, name, 1, began, ended, attributes.items())
+            for name, began, ended, said in self._parts:
+                yield _span(self._trace, new_id(), self._id, name, 1, began, ended, attributes(said.items()))
         if self._timing is not None:
             for name, began, ended in _parts(*self._timing):
-                yield _span(self._trace, new_id(), self._id, name, 1, began, ended, ())
+                yield _span(self._trace, new_id(), self._id, name, 1, began, ended, b"")
 
 
 _Part = tuple[str, float, float, dict[str, Value]]
@@ -346,7 +353,7 @@ class Tracer:
             ("service.version", __version__),
             ("process.pid", os.getpid()),
         )
-        return _MESSAGE % (b",".join(map(_attribute, about)), _text(__version__), b",".join(spans))
+        return _MESSAGE % (attributes(about), _text(__version__), b",".join(spans))
 
 
 _MESSAGE = (
@@ -367,11 +374,11 @@ def _span(
     kind: int,
     began: float,
     ended: float,
-    about: Iterable[tuple[str, Value]],
+    about: bytes,
     more: bytes = b"",
 ) -> bytes:
     times = (int(began * 1e9), int(max(began, ended) * 1e9))
-    return _SPAN % (trace, id, parent, _text(name), kind, *times, b",".join(map(_attribute, about)), more)
+    return _SPAN % (trace, id, parent, _text(name), kind, *times, about, more)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -379,8 +386,9 @@ def _text(text: str) -> bytes:
     return _encode(_sound(text))
 
 
-def _attribute(pair: tuple[str, Value]) -> bytes:
-    return _fragment(*pair)
+def attributes(given: Iterable[tuple[str, Value]]) -> bytes:
+    """Attributes as OTLP has them, for whoever says the same of many spans."""
+    return b",".join(_fragment(*pair) for pair in given)
 
 
 @functools.lru_cache(maxsize=4096, typed=True)

@@ -60,6 +60,15 @@ def test_within_an_owner_it_is_the_experiment_with_the_least() -> None:
     assert ids(planned(groups, {}).turns) == "adbc"
 
 
+def test_of_those_who_have_as_much_it_is_who_was_given_something_longest_ago() -> None:
+    groups = waiting(
+        request("a"), request("b", ("ann", "y"), 5.0), request("c", ("bob", "x"), 6.0), request("d", ("bob", "x"), 6.0)
+    )
+    served = {("ann", "x"): 9.0, ("ann", "y"): 8.0, ("bob", "x"): 7.0}
+    assert ids(order(groups, using(ann=0, bob=0), lambda _: FREE, now=10.0, served=served)) == "cbad"
+    assert ids(order(groups, {}, lambda _: FREE, now=10.0, served={("bob", "x"): 7.0})) == "acbd"
+
+
 def test_who_is_stopped_by_a_limit_of_its_own_is_passed_over() -> None:
     groups = waiting(request("a"), request("b", ("ann", "y")), request("c", ("bob", "x"), 5.0))
     found = planned(groups, using(ann=2), ann=Limits(instances=2), platform=Limits(instances=9))

@@ -265,7 +265,7 @@ async def test_what_waits_can_be_deleted_and_is_over_in_time(platform: Platform)
     ended = await get(platform, late)
     assert ended.status == "Terminated"
     assert "waited in the queue" in ended.reason
-    assert len(platform.instances.lives.queue) == 0
+    await until(lambda: len(platform.instances.lives.queue) == 0, "an empty queue")
     await agrees(platform.store)
 
 
@@ -463,42 +463,48 @@ async def test_starts_that_are_under_way_are_counted(store: Store, shelf: PaperS
 # Bursts
 
 
-async def burst(platform: Platform, capacity: int, sizes: dict[str, int], work: float) -> tuple[list[str], int]:
-    """Experiments that ask for all of theirs at once; in which order they ran, and how many at a time."""
+async def burst(platform: Platform, capacity: int, sizes: dict[str, int]) -> tuple[list[str], int]:
+    """Experiments that ask for all of theirs at once; in which order they ran, and how many at a time. Each ends when
+    those before it have, and all room is taken again: so who is next is decided for one after another."""
     await limit(platform, instances=capacity)
+    total = sum(sizes.values())
+    waiting = platform.instances.lives.queue
     admitted: list[str] = []
-    alive = most = 0
-    all_there = asyncio.Event()
+    alive = most = ended = 0
+
+    def is_full() -> bool:
+        """Whether all are there, and as many of them run as may."""
+        return alive == min(capacity, total - ended) and alive + len(waiting) == total - ended
 
     async def rollout(experiment: str) -> None:
-        nonlocal alive, most
+        nonlocal alive, most, ended
         made = await one(platform, labels={"experiment": experiment}, wait=120)
         assert made.status == "Running", made.reason
+        before = len(admitted)
         admitted.append(experiment)
         alive += 1
         most = max(most, alive)
-        await all_there.wait()
-        await asyncio.sleep(work)
+        await until(lambda: ended == before and is_full(), "its turn to end", 120)
         alive -= 1
         await platform.instances.delete(ALICE, made.id)
-
-    async def watch() -> None:
-        total = sum(sizes.values())
-        waiting = platform.instances.lives.queue
-        await until(lambda: alive == capacity and len(waiting) == total - capacity, "all of them", 60)
-        all_there.set()
+        ended += 1
 
     async with asyncio.timeout(120):
-        await asyncio.gather(watch(), *(rollout(name) for name, size in sizes.items() for _ in range(size)))
+        await asyncio.gather(*(rollout(name) for name, size in sizes.items() for _ in range(size)))
     return admitted, most
 
 
+def take_turns(admitted: list[str]) -> bool:
+    """Whether x and y had the same, of any four in a row."""
+    return all(admitted[n : n + 4].count("x") == 2 for n in range(len(admitted) - 3))
+
+
 async def test_two_experiments_that_burst_both_finish(platform: Platform) -> None:
-    admitted, most = await burst(platform, 4, {"x": 40, "y": 20}, 0.01)
-    assert (len(admitted), most) == (60, 4)
-    # While both waited, each had its share, although x came first with all of its.
-    shared = admitted[8 : 8 + 24]
-    assert abs(shared.count("x") - shared.count("y")) <= 8, admitted
+    admitted, most = await burst(platform, 4, {"x": 40, "y": 20})
+    assert (admitted.count("x"), admitted.count("y"), most) == (40, 20, 4)
+    # As long as both waited they took turns, although x came first with all of its.
+    assert admitted[:4] == ["x"] * 4
+    assert take_turns(admitted[4 : 4 + 2 * 18]), admitted
     assert await counts(platform.store) == {}
 
 
@@ -511,10 +517,10 @@ async def test_two_experiments_that_burst_with_real_instances(monkeypatch: pytes
     engine = ProcessEngine(state="platform")
     try:
         async with service(f"sqlite:{home / 'store.db'}", engine, shelf, home) as platform:
-            admitted, most = await burst(platform, 3, {"x": 16, "y": 12}, 0.01)
-            assert (len(admitted), most) == (28, 3)
-            shared = admitted[6 : 6 + 10]
-            assert abs(shared.count("x") - shared.count("y")) <= 4, admitted
+            admitted, most = await burst(platform, 3, {"x": 16, "y": 12})
+            assert (admitted.count("x"), admitted.count("y"), most) == (16, 12, 3)
+            assert admitted[:3] == ["x"] * 3
+            assert take_turns(admitted[3 : 3 + 2 * 12]), admitted
             assert await counts(platform.store) == {}
     finally:
         await engine.end()

@@ -1,11 +1,11 @@
 """Who is next when not all that is asked for has room. Nothing here waits, writes or looks at a clock.
 
-The owner who has the least comes first, and of what that owner asks for, the experiment that has the least; within an
-experiment, whoever came first. Who is stopped by a limit of its own experiment or owner is passed over by others, and
-holds back only what is behind it there. Who is next and has no room on the platform holds the place: what becomes free
-is kept for it, so a large request is not overtaken for ever; unless nothing is to be kept, since that went on for long
-in vain: then it holds back only what is behind it in its experiment. An experiment that was given nothing for long
-comes before all that.
+The owner who has the least comes first, and of what that owner asks for, the experiment that has the least; of those
+who have as much, the one that was given something longest ago; within an experiment, whoever came first. Who is stopped
+by a limit of its own experiment or owner is passed over by others, and holds back only what is behind it there. Who is
+next and has no room on the platform holds the place: what becomes free is kept for it, so a large request is not
+overtaken for ever; unless nothing is to be kept, since that went on for long in vain: then it holds back only what is
+behind it in its experiment. An experiment that was given nothing for long comes before all that.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def plan(
             closed.add(line.subjects[2] if subject == PLATFORM else subject)
             continue
         view.take(request)
-        line.advance()
+        line.advance(now)
         found.turns.append(request)
         if len(found.turns) >= most:
             break
@@ -103,13 +103,13 @@ def order(
     for line in _order(_lines(groups, view, (), served or {}), view, now, ()):
         view.take(line.head)
         yield line.head
-        line.advance()
+        line.advance(now)
 
 
 class _Line:
     """The requests of one group, the first first."""
 
-    __slots__ = ("_rest", "group", "head", "is_empty", "subjects", "waited")
+    __slots__ = ("_rest", "group", "head", "is_empty", "served", "subjects", "waited")
 
     def __init__(self, group: Group, requests: Iterator[Request], served: float) -> None:
         self.group = group
@@ -117,11 +117,12 @@ class _Line:
         self._rest = requests
         self.is_empty = False
         self.head: Request
-        self.advance()
+        self.advance(served)
         self.waited = 0.0 if self.is_empty else max(self.head.since, served)
         """Since when it was given nothing."""
 
-    def advance(self) -> None:
+    def advance(self, served: float) -> None:
+        self.served = served
         head = next(self._rest, None)
         if head is None:
             self.is_empty = True
@@ -202,28 +203,39 @@ def _order(lines: list[_Line], view: _View, now: float, stopped: Collection[str]
     for line in long:
         if not line.is_empty and not any(subject in stopped for subject in line.subjects):
             yield line
-    owners: dict[str, list[tuple[float, float, str, _Line]]] = {}
+    owners: dict[str, list[_Ranked]] = {}
+    served: dict[str, float] = {}
     for line in lines:
+        owner = line.group[0]
+        served[owner] = max(served.get(owner, 0.0), line.served)
         if not line.is_empty:
-            owners.setdefault(line.group[0], []).append(_ranked(line, view))
-    heap = []
-    for owner, ranked in owners.items():
+            owners.setdefault(owner, []).append(_ranked(line, view))
+
+    def rank(owner: str) -> tuple[float, float, float, str]:
+        return view.share(f"owner:{owner}"), served[owner], owners[owner][0][2], owner
+
+    for ranked in owners.values():
         heapify(ranked)
-        heap.append((view.share(f"owner:{owner}"), ranked[0][1], owner))
+    heap = [rank(owner) for owner in owners]
     heapify(heap)
     while heap:
-        owner = heappop(heap)[2]
+        owner = heappop(heap)[3]
         ranked = owners[owner]
-        line = heappop(ranked)[3]
+        line = heappop(ranked)[4]
         if line.subjects[1] in stopped:
             continue
         if line.subjects[2] not in stopped:
             yield line
+            served[owner] = max(served[owner], line.served)
             if not line.is_empty and not any(subject in stopped for subject in line.subjects):
                 heappush(ranked, _ranked(line, view))
         if ranked:
-            heappush(heap, (view.share(line.subjects[1]), ranked[0][1], owner))
+            heappush(heap, rank(owner))
 
 
-def _ranked(line: _Line, view: _View) -> tuple[float, float, str, _Line]:
-    return view.share(line.subjects[2]), line.head.since, line.group[1], line
+_Ranked = tuple[float, float, float, str, _Line]
+"""The share, when it was last given something, since when its first waits, its name; the line."""
+
+
+def _ranked(line: _Line, view: _View) -> _Ranked:
+    return view.share(line.subjects[2]), line.served, line.head.since, line.group[1], line

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from functools import lru_cache
 from time import monotonic, time
 
 from aenv.api.gateway.heads import Address, Head
 from aenv.api.gateway.passages import Passage
 from aenv.api.gateway.places import Answered, Watcher
-from aenv.tracing import Span, Tracer
+from aenv.tracing import Span, Tracer, attributes
 
 log = logging.getLogger("aenv.gateway")
 _ROUTES = {
@@ -94,17 +95,22 @@ class Watch:
     ) -> None:
         if not span.sampled:
             return
-        if instance:
-            span.set("aenv.instance", instance)
-        if service:
-            span.set("aenv.service", service)
         exposed = wanted is not None and wanted.port
-        span.set("aenv.route", "port" if exposed else _ROUTES.get(head.path[1:].partition(b"/")[0], "other"))
-        span.set("aenv.request_id", head.request_id.decode())
-        span.set("http.request.method", head.method.decode("latin-1"))
-        span.set("http.response.status_code", self._status)
+        route = "port" if exposed else _ROUTES.get(head.path[1:].partition(b"/")[0], "other")
+        same = _about(instance, service, route, head.method, self._status)
+        span.describe(b'%b,{"key":"aenv.request_id","value":{"stringValue":"%b"}}' % (same, head.request_id))
         if self._timing and self._passed:
             shift = time() - ended
             span.inside(self._timing, self._passed + shift, self._answered + shift)
         failed = self._error or ("left" if not self._status else str(self._status) if self._status >= 500 else "")
         span.end(error=failed)
+
+
+@lru_cache(maxsize=4096)
+def _about(instance: str, service: str, route: str, method: bytes, status: int) -> bytes:
+    """What many calls have in common."""
+    said: list[tuple[str, str | int]] = [("aenv.instance", instance)] if instance else []
+    if service:
+        said.append(("aenv.service", service))
+    said += [("aenv.route", route), ("http.request.method", method.decode("latin-1"))]
+    return attributes([*said, ("http.response.status_code", status)])
