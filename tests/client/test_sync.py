@@ -95,8 +95,8 @@ from aenv.models import Sandbox
 hand_over = asyncio.run_coroutine_threadsafe
 
 def slowly(work, loop):
-    future = hand_over(work, loop)
     asyncio.run_coroutine_threadsafe = hand_over
+    future = hand_over(work, loop)
     time.sleep(60)
     return future
 
