@@ -75,7 +75,7 @@ class Span:
 
     __slots__ = (
         *("_attributes", "_ended", "_error", "_id", "_kind", "_parent", "_parts", "_timing", "_token", "_trace"),
-        *("_tracer", "_written", "began", "name", "traceparent"),
+        *("_tracer", "began", "name", "traceparent"),
     )
 
     def __init__(
@@ -88,8 +88,7 @@ class Span:
         self._trace = trace
         self._parent = parent
         self._id = id
-        self._attributes: list[tuple[str, Value]] = []
-        self._written = b""
+        self._attributes: list[tuple[str, Value] | bytes] = []
         self._parts: list[_Part] | None = None
         self._timing: tuple[bytes, float, float] | None = None
         self.began = began
@@ -115,8 +114,8 @@ class Span:
             self._attributes.append((name, value))
 
     def describe(self, written: bytes) -> None:
-        """Say what ``attributes`` made, once."""
-        self._written = written
+        """Say what ``attributes`` made."""
+        self._attributes.append(written)
 
     def child(self, name: str, began: float, ended: float, **attributes: Value) -> None:
         """A part of it that is over."""
@@ -151,9 +150,7 @@ class Span:
         status = b',"status":{"code":2,"message":%b}' % _text(self._error) if self._error else b""
         ids = (self._trace, self._id, self._parent)
         kind = _KINDS.get(self._kind, 1)
-        about = attributes(self._attributes) if self._attributes else b""
-        about = b"%b,%b" % (self._written, about) if self._written and about else self._written or about
-        yield _span(*ids, self.name, kind, self.began, self._ended, about, status)
+        yield _span(*ids, self.name, kind, self.began, self._ended, attributes(self._attributes), status)
         if self._parts is not None:
             for name, began, ended, said in self._parts:
                 yield _span(self._trace, new_id(), self._id, name, 1, began, ended, attributes(said.items()))
@@ -386,9 +383,9 @@ def _text(text: str) -> bytes:
     return _encode(_sound(text))
 
 
-def attributes(given: Iterable[tuple[str, Value]]) -> bytes:
-    """Attributes as OTLP has them, for whoever says the same of many spans."""
-    return b",".join(_fragment(*pair) for pair in given)
+def attributes(given: Iterable[tuple[str, Value] | bytes]) -> bytes:
+    """Attributes as OTLP has them; some may be that already, of whoever says the same of many spans."""
+    return b",".join(one if isinstance(one, bytes) else _fragment(*one) for one in given)
 
 
 @functools.lru_cache(maxsize=4096, typed=True)

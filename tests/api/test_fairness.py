@@ -64,9 +64,31 @@ def test_of_those_who_have_as_much_it_is_who_was_given_something_longest_ago() -
     groups = waiting(
         request("a"), request("b", ("ann", "y"), 5.0), request("c", ("bob", "x"), 6.0), request("d", ("bob", "x"), 6.0)
     )
-    served = {("ann", "x"): 9.0, ("ann", "y"): 8.0, ("bob", "x"): 7.0}
+    served = {
+        "experiment:ann/x": 9.0,
+        "experiment:ann/y": 8.0,
+        "owner:ann": 9.0,
+        "experiment:bob/x": 7.0,
+        "owner:bob": 7.0,
+    }
     assert ids(order(groups, using(ann=0, bob=0), lambda _: FREE, now=10.0, served=served)) == "cbad"
-    assert ids(order(groups, {}, lambda _: FREE, now=10.0, served={("bob", "x"): 7.0})) == "acbd"
+    assert ids(order(groups, {}, lambda _: FREE, now=10.0, served={"owner:bob": 7.0})) == "acbd"
+
+
+def test_a_new_experiment_each_time_brings_its_owner_nothing() -> None:
+    """Capacity for three: each in turn, whatever ann calls hers."""
+    served: dict[str, float] = {}
+    given, alive = [], ["ann", "ann", "ann"]
+    for now in range(1, 21):
+        alive.pop(0)
+        groups = waiting(request("a", ("ann", f"run-{now}"), now - 0.5), request("b", ("bob", "x")))
+        use = using(ann=alive.count("ann"), bob=alive.count("bob"))
+        limits = Limits(instances=3)
+        [turn] = plan(groups, use, lambda _: limits, now=now, served=served).turns  # noqa: B023
+        served |= dict.fromkeys(subjects(*turn.group)[1:], float(now))
+        given.append(turn.owner)
+        alive.append(turn.owner)
+    assert given.count("ann") == given.count("bob")
 
 
 def test_who_is_stopped_by_a_limit_of_its_own_is_passed_over() -> None:
@@ -115,7 +137,7 @@ def test_who_was_given_nothing_for_long_comes_first() -> None:
     use = using(ann=9, bob=0)
     assert ids(planned(groups, use, now=LONG, platform=limits).turns) == "c"
     assert ids(planned(groups, use, now=LONG + 1, platform=limits).turns) == "a"
-    served = {("ann", "x"): LONG - 1}
+    served = {"experiment:ann/x": LONG - 1}
     found = plan(groups, use, lambda _: limits, now=LONG + 1, served=served)
     assert ids(found.turns) == "c", "one that was given something lately does not count as waiting for long"
 
@@ -159,7 +181,7 @@ class World:
         self.alive: list[tuple[int, Request]] = []
         self.admitted: dict[str, int] = {}
         self.turnovers = 0
-        self.served: dict[Group, float] = {}
+        self.served: dict[str, float] = {}
 
     def of(self, subject: str) -> Limits:
         return self.limits.get(subject, FREE)
@@ -187,7 +209,7 @@ class World:
                 del self.groups[one.group]
             self.alive.append((self.round + self.life, one))
             self.admitted[one.id] = self.round
-            self.served[one.group] = now
+            self.served |= dict.fromkeys(subjects(*one.group)[1:], now)
         for subject, numbers in self.use.items():
             for name, amount in numbers.items():
                 assert amount <= self.of(subject).most(name), f"{subject} has {amount} {name}"

@@ -508,6 +508,28 @@ async def test_two_experiments_that_burst_both_finish(platform: Platform) -> Non
     assert await counts(platform.store) == {}
 
 
+async def test_who_asks_for_one_after_another_takes_turns_too(platform: Platform) -> None:
+    """Nothing of bob's waits between two of his; what he was given counts all the same."""
+    await limit(platform, instances=3)
+    running = [(await one(platform, wait=30)).id for _ in range(3)]
+    waiting = {(await one(platform)).id: "x" for _ in range(12)}
+    waiting[(await one(platform, BOB)).id] = "y"
+    admitted: list[str] = []
+
+    async def new() -> list[str]:
+        records = [kept.record async for kept in platform.instances.lives.records.scan()]
+        return [record.id for record in records if record.id in waiting and record.queued is None]
+
+    for _ in range(16):
+        await platform.instances.delete(ADMIN, running.pop(0))
+        [id] = await until(new, "the next")
+        running.append(id)
+        admitted.append(waiting.pop(id))
+        if "y" not in waiting.values():
+            waiting[(await one(platform, BOB)).id] = "y"
+    assert take_turns(admitted), admitted
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the process engine needs Linux")
 async def test_two_experiments_that_burst_with_real_instances(monkeypatch: pytest.MonkeyPatch) -> None:
     home = short_home()

@@ -61,18 +61,19 @@ def plan(
     limits: LimitsOf,
     *,
     now: float,
-    served: Mapping[Group, float] | None = None,
+    served: Mapping[str, float] | None = None,
     passed: Collection[str] = (),
     keep: bool = True,
     most: int = AT_ONCE,
 ) -> Plan:
-    """Who is admitted now. ``groups`` has who waits, the first first; ``served`` says when each group was last given
-    something; requests of ``passed`` are left out; ``keep``: whether room is kept for who is next and has none."""
+    """Who is admitted now. ``groups`` has who waits, the first first; ``served`` says when each owner and each
+    experiment was last given something; requests of ``passed`` are left out; ``keep``: whether room is kept for who is
+    next and has none."""
     view = _View(use, limits, now)
     lines = _lines(groups, view, passed, served or {})
     found = Plan([], stopped={})
     closed: set[str] = set()
-    for line in _order(lines, view, now, closed):
+    for line in _order(lines, view, now, closed, served or {}):
         request = line.head
         if (stop := view.stop(request)) is not None:
             subject, name = stop
@@ -96,11 +97,11 @@ def order(
     limits: LimitsOf,
     *,
     now: float,
-    served: Mapping[Group, float] | None = None,
+    served: Mapping[str, float] | None = None,
 ) -> Iterator[Request]:
     """All who wait, in the order in which they would be admitted if there were room for one after another."""
     view = _View(use, limits, now)
-    for line in _order(_lines(groups, view, (), served or {}), view, now, ()):
+    for line in _order(_lines(groups, view, (), served or {}), view, now, (), served or {}):
         view.take(line.head)
         yield line.head
         line.advance(now)
@@ -111,14 +112,15 @@ class _Line:
 
     __slots__ = ("_rest", "group", "head", "is_empty", "served", "subjects", "waited")
 
-    def __init__(self, group: Group, requests: Iterator[Request], served: float) -> None:
+    def __init__(self, group: Group, requests: Iterator[Request], served: Mapping[str, float]) -> None:
         self.group = group
         self.subjects = subjects(*group)
+        last = served.get(self.subjects[2], 0.0)
         self._rest = requests
         self.is_empty = False
         self.head: Request
-        self.advance(served)
-        self.waited = 0.0 if self.is_empty else max(self.head.since, served)
+        self.advance(last)
+        self.waited = 0.0 if self.is_empty else max(self.head.since, last)
         """Since when it was given nothing."""
 
     def advance(self, served: float) -> None:
@@ -185,18 +187,20 @@ class _View:
 
 
 def _lines(
-    groups: Mapping[Group, Iterable[Request]], view: _View, passed: Collection[str], served: Mapping[Group, float]
+    groups: Mapping[Group, Iterable[Request]], view: _View, passed: Collection[str], served: Mapping[str, float]
 ) -> list[_Line]:
     """Without requests that limits, as they are now, will never let in: they hold back nobody."""
 
     def waiting(requests: Iterable[Request]) -> Iterator[Request]:
         return (one for one in requests if one.id not in passed and view.is_possible(one))
 
-    lines = (_Line(group, waiting(requests), served.get(group, 0.0)) for group, requests in groups.items())
+    lines = (_Line(group, waiting(requests), served) for group, requests in groups.items())
     return [line for line in lines if not line.is_empty]
 
 
-def _order(lines: list[_Line], view: _View, now: float, stopped: Collection[str]) -> Iterator[_Line]:
+def _order(
+    lines: list[_Line], view: _View, now: float, stopped: Collection[str], served: Mapping[str, float]
+) -> Iterator[_Line]:
     """Lines in the order in which they are next. Whoever takes one advances it, or else has put into ``stopped`` what
     is stopped: of that nothing comes any more."""
     long = sorted((line for line in lines if now - line.waited > LONG), key=lambda line: line.waited)
@@ -204,15 +208,15 @@ def _order(lines: list[_Line], view: _View, now: float, stopped: Collection[str]
         if not line.is_empty and not any(subject in stopped for subject in line.subjects):
             yield line
     owners: dict[str, list[_Ranked]] = {}
-    served: dict[str, float] = {}
+    last: dict[str, float] = {}
     for line in lines:
-        owner = line.group[0]
-        served[owner] = max(served.get(owner, 0.0), line.served)
+        owner = line.subjects[1]
+        last[owner] = max(last.get(owner, served.get(owner, 0.0)), line.served)
         if not line.is_empty:
             owners.setdefault(owner, []).append(_ranked(line, view))
 
     def rank(owner: str) -> tuple[float, float, float, str]:
-        return view.share(f"owner:{owner}"), served[owner], owners[owner][0][2], owner
+        return view.share(owner), last[owner], owners[owner][0][2], owner
 
     for ranked in owners.values():
         heapify(ranked)
@@ -222,11 +226,11 @@ def _order(lines: list[_Line], view: _View, now: float, stopped: Collection[str]
         owner = heappop(heap)[3]
         ranked = owners[owner]
         line = heappop(ranked)[4]
-        if line.subjects[1] in stopped:
+        if owner in stopped:
             continue
         if line.subjects[2] not in stopped:
             yield line
-            served[owner] = max(served[owner], line.served)
+            last[owner] = max(last[owner], line.served)
             if not line.is_empty and not any(subject in stopped for subject in line.subjects):
                 heappush(ranked, _ranked(line, view))
         if ranked:

@@ -96,8 +96,11 @@ class Head(Struct, frozen=True, array_like=True):
     since: float
     need: Amounts
     served: float
+    """When something of that experiment was last admitted there."""
     count: int
     """How many requests of that experiment wait there."""
+    owner_served: float = 0.0
+    """The same of all that its owner asks for."""
 
 
 class Queue:
@@ -255,7 +258,7 @@ class Queue:
         while self._groups:
             await self._work()
             self._held_at, self._had, self._yielded = None, set(), {}
-            self._standings.tidy(())
+            self._standings.tidy(self._clock.now(), ())
             if self._told[0]:
                 await self._forget()
 
@@ -304,12 +307,12 @@ class Queue:
         elsewhere: Counter[Group] = Counter()
         for head in others:
             elsewhere[head.owner, head.experiment] += head.count
-        self._standings.tidy(self._groups, elsewhere)
+        self._standings.tidy(self._clock.now(), self._groups, elsewhere)
         if self._store.shared:
             await self._tell()
 
-    def _lines(self, others: Sequence[Head]) -> tuple[dict[Group, Iterable[Request]], dict[Group, float]]:
-        """Who waits, here and first elsewhere, and when each group was last given something."""
+    def _lines(self, others: Sequence[Head]) -> tuple[dict[Group, Iterable[Request]], dict[str, float]]:
+        """Who waits, here and first elsewhere, and when each owner and experiment was last given something."""
         groups: dict[Group, Iterable[Request]] = {
             group: (waiting.request for waiting in found.values() if waiting.is_whole)
             for group, found in self._groups.items()
@@ -320,7 +323,8 @@ class Queue:
             if head.id not in self._groups.get(group, {}):
                 request = Request(head.id, *group, head.since, head.need, elsewhere=True)
                 groups[group] = merge(groups.get(group, ()), (request,), key=lambda one: one.since)
-                served[group] = max(served.get(group, 0.0), head.served)
+            for subject, at in zip(subjects(*group)[1:], (head.owner_served, head.served), strict=True):
+                served[subject] = max(served.get(subject, 0.0), at)
         return groups, served
 
     def _keeps(self) -> bool:
@@ -399,16 +403,18 @@ class Queue:
         return found
 
     async def _tell(self) -> None:
-        firsts = [(group, next(iter(found.values())).request) for group, found in self._groups.items()]
-        firsts.sort(key=lambda first: first[1].since)
-        heads = [
-            Head(one.id, *group, one.since, one.need, self._standings.served.get(group, 0.0), len(self._groups[group]))
-            for group, one in firsts[:HEADS]
-        ]
+        firsts = [next(iter(found.values())).request for found in self._groups.values()]
+        firsts.sort(key=lambda first: first.since)
+        heads = [self._head(first) for first in firsts[:HEADS]]
         said = msgspec.json.encode(heads)
         if heads and (said != self._told[0] or steady() - self._told[1] >= TOLD):
             await self._store.change(Put(_NOTES, self._name, said, expires_at=self._clock.now() + _REMEMBERED))
             self._told = said, steady()
+
+    def _head(self, one: Request) -> Head:
+        _, owner, experiment = (self._standings.served.get(name, 0.0) for name in subjects(*one.group))
+        count = len(self._groups[one.group])
+        return Head(one.id, *one.group, one.since, one.need, experiment, count, owner)
 
     async def _forget(self) -> None:
         try:
