@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -268,6 +269,36 @@ async def test_leases_begin_anew_when_others_could_not_be_heard(
         reaper._followed -= NEVER
         await reaper.follow()
         assert entry.lease_until > time.time() + 400.0
+
+
+async def test_while_the_store_is_away_no_lease_is_over(
+    redis: Server, shelf: PaperShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client may be waiting at another server, which asks the store where the instance is."""
+    monkeypatch.setattr("aenv.api.reaper.LATE", 2.0)
+    redis.empty()
+    paper = PaperEngine()
+    async with (
+        service(redis.url, paper, shelf, tmp_path) as first,
+        service(redis.url, paper, shelf, tmp_path) as second,
+    ):
+        await until(lambda: first.instances.peers.others and second.instances.peers.others, "each other")
+        [made] = await first.instances.create(ALICE, InstanceRequest(env_name="env", lease=2.0), wait=30)
+        await until(lambda: made.id in second.instances.lives.entries, "the news")
+        entry = first.instances.lives.entries[made.id]
+        over_at = (entry.lease_until or 0.0) + first.instances.lives.late + 1.0
+        assert redis._process is not None
+        redis._process.send_signal(signal.SIGSTOP)
+        try:
+            await until(lambda: time.time() > over_at, "the moment in which it would be over")
+        finally:
+            redis._process.send_signal(signal.SIGCONT)
+        for server in (first, second):
+            await server.instances.reaper.follow()
+            assert made.id in server.instances.lives.entries
+        kept = await first.instances.lives.records.get(made.id)
+        assert kept is not None
+        assert kept.record.status is State.RUNNING
 
 
 async def test_what_only_a_server_can_reach_that_is_gone(redis: Server, shelf: PaperShelf, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
@@ -95,7 +96,7 @@ class Reaper:
             now = lives.clock.now()
             nearest = now + _LOOK
             for entry in list(lives.entries.values()):
-                if (deadline := entry.deadline(now, lives.late)) > now:
+                if (deadline := entry.deadline(now, self._late)) > now:
                     nearest = min(nearest, deadline)
                 elif entry.id not in self._expiring:
                     self._expiring[entry.id] = asyncio.create_task(self._end(entry))
@@ -107,6 +108,15 @@ class Reaper:
                     await lives.changed.wait()
             if (late := steady() - awake_at) > _LATE:
                 self._was_away(late)
+
+    @property
+    def _late(self) -> float:
+        """Seconds by which news of a client may be late: for ever, while it is not known what other servers hear."""
+        return math.inf if self._is_behind else self._lives.late
+
+    @property
+    def _is_behind(self) -> bool:
+        return self._lives.late > 0 and steady() - self._followed > LATE
 
     def _was_away(self, seconds: float) -> None:
         """This process was stopped, or its machine slept, and heard nobody: as after a restart, leases begin anew."""
@@ -120,7 +130,7 @@ class Reaper:
         lives = self._lives
 
         def due() -> bool:
-            return entry.deadline(now := lives.clock.now(), lives.late) <= now
+            return entry.deadline(now := lives.clock.now(), self._late) <= now
 
         try:
             reason = over_since(entry.record, lives.clock.now())
@@ -190,7 +200,7 @@ class Reaper:
     async def follow(self) -> None:
         """Say that this server is there, learn what others did, and go on with what those that are gone had begun."""
         lives = self._lives
-        if others := self._peers.others:
+        if self._peers.others:
             await self.write()  # they may be the ones to end it
         await self._heard_of()
         while self._revision is not None:
@@ -201,7 +211,7 @@ class Reaper:
                 if last == self._revision:
                     break
                 self._revision = last
-        if others and steady() - self._followed > LATE:
+        if self._is_behind:
             log.warning("what other servers heard was not known for a while; clients have their leases anew")
             now = lives.clock.now()
             for entry in lives.entries.values():
