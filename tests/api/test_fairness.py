@@ -60,7 +60,7 @@ def test_within_an_owner_it_is_the_experiment_with_the_least() -> None:
     assert ids(planned(groups, {}).turns) == "adbc"
 
 
-def test_of_those_who_have_as_much_it_is_who_was_given_something_longest_ago() -> None:
+def test_of_those_who_have_as_much_it_is_who_waits_longest_since_it_was_given_something() -> None:
     groups = waiting(
         request("a"), request("b", ("ann", "y"), 5.0), request("c", ("bob", "x"), 6.0), request("d", ("bob", "x"), 6.0)
     )
@@ -76,7 +76,7 @@ def test_of_those_who_have_as_much_it_is_who_was_given_something_longest_ago() -
 
 
 def test_a_new_experiment_each_time_brings_its_owner_nothing() -> None:
-    """Capacity for three: each in turn, whatever ann calls hers."""
+    """Room for three, and one of each always waits: whatever ann calls hers, bob has no less."""
     served: dict[str, float] = {}
     given, alive = [], ["ann", "ann", "ann"]
     for now in range(1, 21):
@@ -88,7 +88,7 @@ def test_a_new_experiment_each_time_brings_its_owner_nothing() -> None:
         served |= dict.fromkeys(subjects(*turn.group)[1:], float(now))
         given.append(turn.owner)
         alive.append(turn.owner)
-    assert given.count("ann") == given.count("bob")
+    assert 0 < given.count("ann") <= given.count("bob")
 
 
 def test_who_is_stopped_by_a_limit_of_its_own_is_passed_over() -> None:

@@ -508,8 +508,8 @@ async def test_two_experiments_that_burst_both_finish(platform: Platform) -> Non
     assert await counts(platform.store) == {}
 
 
-async def test_who_asks_for_one_after_another_takes_turns_too(platform: Platform) -> None:
-    """Nothing of bob's waits between two of his; what he was given counts all the same."""
+async def test_who_asks_for_one_after_another_is_not_always_next(platform: Platform) -> None:
+    """Nothing of bob's waits between two of his; those who waited all the time are not behind him for that."""
     await limit(platform, instances=3)
     running = [(await one(platform, wait=30)).id for _ in range(3)]
     waiting = {(await one(platform)).id: "x" for _ in range(12)}
@@ -527,7 +527,7 @@ async def test_who_asks_for_one_after_another_takes_turns_too(platform: Platform
         admitted.append(waiting.pop(id))
         if "y" not in waiting.values():
             waiting[(await one(platform, BOB)).id] = "y"
-    assert take_turns(admitted), admitted
+    assert 0 < admitted.count("y") <= admitted.count("x"), admitted
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the process engine needs Linux")

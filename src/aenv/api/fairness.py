@@ -1,11 +1,11 @@
 """Who is next when not all that is asked for has room. Nothing here waits, writes or looks at a clock.
 
 The owner who has the least comes first, and of what that owner asks for, the experiment that has the least; of those
-who have as much, the one that was given something longest ago; within an experiment, whoever came first. Who is stopped
-by a limit of its own experiment or owner is passed over by others, and holds back only what is behind it there. Who is
-next and has no room on the platform holds the place: what becomes free is kept for it, so a large request is not
-overtaken for ever; unless nothing is to be kept, since that went on for long in vain: then it holds back only what is
-behind it in its experiment. An experiment that was given nothing for long comes before all that.
+who have as much, the one that has waited longest since it was given something; within an experiment, whoever came
+first. Who is stopped by a limit of its own experiment or owner is passed over by others, and holds back only what is
+behind it there. Who is next and has no room on the platform holds the place: what becomes free is kept for it, so a
+large request is not overtaken for ever; unless nothing is to be kept, since that went on for long in vain: then it
+holds back only what is behind it in its experiment. An experiment that was given nothing for long is before all that.
 """
 
 from __future__ import annotations
@@ -110,26 +110,26 @@ def order(
 class _Line:
     """The requests of one group, the first first."""
 
-    __slots__ = ("_rest", "group", "head", "is_empty", "served", "subjects", "waited")
+    __slots__ = ("_rest", "group", "head", "is_empty", "subjects", "waited")
 
     def __init__(self, group: Group, requests: Iterator[Request], served: Mapping[str, float]) -> None:
         self.group = group
         self.subjects = subjects(*group)
-        last = served.get(self.subjects[2], 0.0)
         self._rest = requests
         self.is_empty = False
         self.head: Request
-        self.advance(last)
-        self.waited = 0.0 if self.is_empty else max(self.head.since, last)
-        """Since when it was given nothing."""
+        self.waited: float
+        """Since when its first waits, and it was given nothing."""
+        self.advance(served.get(self.subjects[2], 0.0))
 
     def advance(self, served: float) -> None:
-        self.served = served
+        """It was given something then: who is behind comes first now."""
         head = next(self._rest, None)
         if head is None:
             self.is_empty = True
         else:
             self.head = head
+            self.waited = max(head.since, served)
 
 
 class _View:
@@ -208,29 +208,29 @@ def _order(
         if not line.is_empty and not any(subject in stopped for subject in line.subjects):
             yield line
     owners: dict[str, list[_Ranked]] = {}
-    last: dict[str, float] = {}
+    last = dict(served)
     for line in lines:
-        owner = line.subjects[1]
-        last[owner] = max(last.get(owner, served.get(owner, 0.0)), line.served)
         if not line.is_empty:
-            owners.setdefault(owner, []).append(_ranked(line, view))
+            owners.setdefault(line.subjects[1], []).append(_ranked(line, view))
 
-    def rank(owner: str) -> tuple[float, float, float, str]:
-        return view.share(owner), last[owner], owners[owner][0][2], owner
+    def rank(owner: str) -> tuple[float, float, str]:
+        return view.share(owner), max(owners[owner][0][1], last.get(owner, 0.0)), owner
 
     for ranked in owners.values():
         heapify(ranked)
     heap = [rank(owner) for owner in owners]
     heapify(heap)
     while heap:
-        owner = heappop(heap)[3]
+        owner = heappop(heap)[2]
         ranked = owners[owner]
         line = heappop(ranked)[4]
         if owner in stopped:
             continue
         if line.subjects[2] not in stopped:
+            first = line.head
             yield line
-            last[owner] = max(last[owner], line.served)
+            if line.is_empty or line.head is not first:
+                last[owner] = now
             if not line.is_empty and not any(subject in stopped for subject in line.subjects):
                 heappush(ranked, _ranked(line, view))
         if ranked:
@@ -238,8 +238,8 @@ def _order(
 
 
 _Ranked = tuple[float, float, float, str, _Line]
-"""The share, when it was last given something, since when its first waits, its name; the line."""
+"""How much it has, since when it waits, and since when its first does; its name; the line."""
 
 
 def _ranked(line: _Line, view: _View) -> _Ranked:
-    return view.share(line.subjects[2]), line.served, line.head.since, line.group[1], line
+    return view.share(line.subjects[2]), line.waited, line.head.since, line.group[1], line

@@ -258,7 +258,7 @@ class Queue:
         while self._groups:
             await self._work()
             self._held_at, self._had, self._yielded = None, set(), {}
-            self._standings.tidy(self._clock.now(), ())
+            self._standings.tidy(())
             if self._told[0]:
                 await self._forget()
 
@@ -307,7 +307,7 @@ class Queue:
         elsewhere: Counter[Group] = Counter()
         for head in others:
             elsewhere[head.owner, head.experiment] += head.count
-        self._standings.tidy(self._clock.now(), self._groups, elsewhere)
+        self._standings.tidy(self._groups, elsewhere)
         if self._store.shared:
             await self._tell()
 

@@ -45,7 +45,7 @@ class Standings:
         self.use: Use = {}
         self.plan = Plan([])
         self.served: dict[str, float] = {}
-        """When something of each owner and experiment was last admitted here, of those who wait, or did lately."""
+        """When something of each owner and experiment was last admitted here, of those who wait."""
         self._history: dict[str, deque[float]] = {}
         """When something of each subject that waits was admitted lately."""
         self._places: dict[str, tuple[int, int, int]] = {}
@@ -60,15 +60,14 @@ class Standings:
         for subject in subjects(*group):
             self._history.setdefault(subject, deque(maxlen=_HISTORY)).append(steady())
 
-    def tidy(self, now: float, here: Iterable[Group], elsewhere: Mapping[Group, int] | None = None) -> None:
-        """Keep nothing of those who do not wait any more, here or, so many, elsewhere; but for a while who was given
-        something, or else those who ask for one after another would always be next."""
+    def tidy(self, here: Iterable[Group], elsewhere: Mapping[Group, int] | None = None) -> None:
+        """Keep nothing of those who do not wait any more, here or, so many, elsewhere."""
         self._elsewhere = Counter()
         for group, count in (elsewhere or {}).items():
             self._elsewhere.update(dict.fromkeys(subjects(*group), count))
         waiting = {*here, *(elsewhere or ())}
         known = {subject for group in waiting for subject in subjects(*group)}
-        self.served = {name: at for name, at in self.served.items() if name in known or now - at < fairness.LONG}
+        self.served = {name: at for name, at in self.served.items() if name in known}
         self._history = {subject: times for subject, times in self._history.items() if subject in known}
 
     def of(self, request: Request, groups: Callable[[], Mapping[Group, Sequence[Request]]], now: float) -> Standing:
