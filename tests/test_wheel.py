@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,16 +86,33 @@ def installed() -> Iterator[Installed]:
         _run(base, "-m", "venv", directory / "venv")
         python = directory / "venv" / "bin" / "python"
         pip = (python, "-m", "pip", "--disable-pip-version-check", "--quiet")
-        made = subprocess.run(
-            [*pip, "wheel", "--no-deps", "-w", directory, ROOT], capture_output=True, text=True, check=False
-        )
-        if made.returncode and "No matching distribution" in made.stderr:
-            pytest.skip("the package index cannot be reached")
-        assert made.returncode == 0, made.stderr
-        _run(*pip, "install", *directory.glob("*.whl"))
+        _run(*pip, "install", _wheel(python, directory))
         yield Installed(directory, python)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _wheel(python: Path, directory: Path, **variables: str) -> Path:
+    """The wheel of this package."""
+    command = [
+        python,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--quiet",
+        "wheel",
+        "--no-deps",
+        "-w",
+        directory,
+        ROOT,
+    ]
+    environment = {**os.environ, **variables}
+    made = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if made.returncode and "No matching distribution" in made.stderr:
+        pytest.skip("the package index cannot be reached")
+    assert made.returncode == 0, made.stderr
+    [wheel] = directory.glob("*.whl")
+    return wheel
 
 
 def _run(*command: str | Path) -> None:
@@ -144,6 +163,27 @@ def test_two_at_once_do_not_end_each_other(installed: Installed) -> None:
         assert [process.stdout.readline(), process.stdout.readline()] == ["hello\n", "/tmp\n"]
     assert [_finished(process) for process in both] == ["", ""]
     _until_empty(home / ".aenv" / "run")
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler (on Debian: apt install gcc libc6-dev)")
+def test_it_has_the_agent_for_this_kind_of_machine(installed: Installed) -> None:
+    [wheel] = installed.directory.glob("*.whl")
+    machine = platform.machine()
+    assert wheel.name.endswith(f"-py3-none-manylinux2014_{machine}.musllinux_1_1_{machine}.whl")
+    program = _finished(installed.start("from aenv import agent; print(agent.binary())", installed.directory / "four"))
+    assert Path(program.strip()).is_relative_to(installed.directory / "venv")
+    done = subprocess.run([program.strip()], capture_output=True, text=True, check=False)
+    assert done.stderr == "usage: aenv-agent SOCKET [until-eof]\n"
+
+
+def test_without_a_compiler_it_is_for_every_kind(installed: Installed, tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    wheel = _wheel(installed.python, tmp_path, PATH=str(tmp_path / "nothing"))
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert "aenv/agent/agent.c" in names
+    assert not [name for name in names if name.startswith("aenv/agent/bin/")]
 
 
 def _until_empty(directory: Path) -> None:

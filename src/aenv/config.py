@@ -55,7 +55,19 @@ SETTINGS = (
         "seconds between a sandbox's own health checks",
         least=0.1,
     ),
+    Setting(
+        "engine",
+        "AENV_ENGINE",
+        None,
+        "where sandboxes come from: process, docker, plain, or pkg.mod:Class; on Linux, process when not set",
+    ),
     Setting("isolation", "AENV_ISOLATION", "auto", "how sandboxes are shut in on this machine: auto, strict or none"),
+    Setting("docker_host", "AENV_DOCKER_HOST", None, "where Docker or Podman listens: unix:///path or tcp://host:port"),
+    Setting("docker_default", "DOCKER_HOST", None, "the same, where AENV_DOCKER_HOST is not set", in_file=False),
+    Setting(
+        "base_image", "AENV_BASE_IMAGE", "aenv-base", "image of containers for projects that have none of their own"
+    ),
+    Setting("docker_runtime", "AENV_DOCKER_RUNTIME", "", "what runs containers, where not the daemon's own: runsc"),
     Setting("spare", "AENV_SPARE", True, "keep one process per environment in use ready for the next sandbox"),
     Setting("log_format", "AENV_LOG_FORMAT", "text", "how a server writes its log: text, or json, an object a line"),
     Setting("traces", "AENV_TRACES", None, "URL of an OpenTelemetry collector (OTLP/HTTP) that traces are sent to"),
@@ -92,6 +104,10 @@ SETTINGS = (
     Setting("datasource", "AENV_DATASOURCE", "", "the instance's data, as a path", in_file=False),
     Setting("seed", "AENV_SEED", None, "the instance's random seed", in_file=False),
     Setting("secrets", "AENV_SECRETS", "", "names, by comma, of variables that a sandbox never shows", in_file=False),
+    Setting("socket", "AENV_SOCKET", "", "unix socket that a sandbox listens on, instead of a port", in_file=False),
+    Setting("work", "AENV_WORK", "", "directory that a sandbox copies its project to, and works in", in_file=False),
+    Setting("second", "AENV_SECOND", "", "unix socket of the agent in the second container", in_file=False),
+    Setting("until_eof", "AENV_UNTIL_EOF", False, "end when standard input does", in_file=False),
     Setting("warm", "AENV_WARM", False, "wait to be specialised before the project is imported", in_file=False),
     Setting(
         "owner_token_sha256",
@@ -100,6 +116,14 @@ SETTINGS = (
         "digest of the owner token a sandbox asks for",
         in_file=False,
     ),
+    Setting(
+        "engine_token_sha256",
+        "AENV_ENGINE_TOKEN_SHA256",
+        None,
+        "digest of the token that the engine itself comes with",
+        in_file=False,
+    ),
+    Setting("idle", "AENV_IDLE", 0.0, "seconds without a call after which a sandbox ends; 0 is never", in_file=False),
 )
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
 

@@ -99,6 +99,13 @@ class Volume(Struct, frozen=True, kw_only=True):
     """Bytes that it holds at most."""
 
 
+class Second(Struct, frozen=True, kw_only=True):
+    """The task's own container beside the runtime's: an image, taken as it is, or a directory of this machine."""
+
+    image: str = ""
+    directory: str = ""
+
+
 class SandboxSpec(Struct, frozen=True, kw_only=True):
     """What a caller asks for, and, once the environment is found, what an engine needs to start it."""
 
@@ -117,6 +124,10 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     """``cpu``, ``memory`` and ``ephemeralStorage``, as ``deployConfig`` writes them."""
     project: str = ""
     """Directory of the project on this machine. Whoever resolves ``env`` sets it; engines do not look for it."""
+    image: str = ""
+    """Reference of the image that holds the project and the runtime. Whoever resolves ``env`` sets it; without one, an
+    engine of containers brings the project into its base image."""
+    second: Second | None = None
     stamp: str = ""
     """Which state of the project's files it is, where they may change: an engine keeps nothing from another one."""
     network: str | dict[str, list[str]] | None = None

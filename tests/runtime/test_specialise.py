@@ -84,11 +84,13 @@ def draw() -> float:
 def score() -> float:
     return 1.0
 """
-# The second reads what is the instance's own, so its import is not shared. It runs a loop, too, as modules may.
+# The second reads what is the instance's own, so its import is not shared. It runs a loop, too, as modules may. Of the
+# third its author says that it may be imported before anything is known of the instance.
 PROJECTS = {
     "shared": IMPORTED % {"at_import": "None"},
     "own": "import asyncio\n\nasyncio.run(asyncio.sleep(0))\n"
     + IMPORTED % {"at_import": '[os.environ.get("NAME"), sys.argv[1:]]'},
+    "early": IMPORTED % {"at_import": "None"},
     "broken": "raise RuntimeError('broken on purpose')",
 }
 TOLD = {
@@ -160,7 +162,8 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     for name, module in PROJECTS.items():
         (folder / name / "src").mkdir(parents=True)
         (folder / name / "src" / "custom_env.py").write_text(module)
-        config = {"name": name, "version": "1.0.0", "deployConfig": {"environmentVariables": {"OF_THE_PROJECT": "yes"}}}
+        deploy = {"environmentVariables": {"OF_THE_PROJECT": "yes"}} | ({"preload": True} if name == "early" else {})
+        config = {"name": name, "version": "1.0.0", "deployConfig": deploy}
         (folder / name / "config.json").write_text(json.dumps(config))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AENV_HOME", str(folder / "home"))
@@ -169,12 +172,12 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.parametrize("name", ["shared", "own"])
+@pytest.mark.parametrize("name", ["shared", "own", "early"])
 async def test_it_waits_and_becomes_what_it_is_told(bench: Bench, name: str) -> None:
     async with bench.warm(name) as made:
         assert made.sandbox.state is State.RUNNING
         status, answer = await made.ask("GET", "/health")
-        preloaded = name == "shared" and bench.engine.name == "process"
+        preloaded = name == "early" or (name == "shared" and bench.engine.name == "process")
         assert (status, answer["data"]["status"], answer["data"]["preloaded"]) == (200, "warm", preloaded)
         assert (await made.ask("GET", "/health", token=""))[1]["data"] == {"status": "warm"}
         for method, path in (

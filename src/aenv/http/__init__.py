@@ -131,16 +131,22 @@ async def stream(
 
 @asynccontextmanager
 async def upgrade(
-    base: str, path: str, protocol: str, *, headers: bytes = b"", patience: float = CONNECT_TIMEOUT
+    base: str,
+    path: str,
+    protocol: str,
+    *,
+    headers: bytes = b"",
+    body: bytes = b"",
+    patience: float = CONNECT_TIMEOUT,
 ) -> AsyncIterator[Upgraded]:
     """Ask by POST to go on with another protocol. What this yields has status 101 when the server agreed, and is then
     read and written; else it is the server's answer. Leaving ends the connection. ``patience`` is for the answer."""
     where = target(base)
     lines = b"%bConnection: Upgrade\r\nUpgrade: %b\r\n" % (headers, protocol.encode())
-    head = b"%bContent-Length: 0\r\n\r\n" % _head("POST", where, path, lines)
+    head = b"%bContent-Length: %d\r\n\r\n" % (_head("POST", where, path, lines), len(body))
     connection = await _pool().connect(where, Upgraded)
     try:
-        await connection.begin(where, head, b"", 0, patience)
+        await connection.begin(where, head, body, len(body), patience)
         if connection.status == SWITCHED:
             connection.endless()
         yield connection

@@ -26,6 +26,11 @@ class Upgraded(Stream):
         if self._drained is not None:
             await self._drained
 
+    def end_input(self) -> None:
+        """Tell the server that no more will be sent; what it sends is read on."""
+        if not self._transport.is_closing():
+            self._transport.write_eof()
+
     def endless(self) -> None:
         """Whatever comes next may take for ever."""
         self._patience = None

@@ -103,6 +103,18 @@ class Project:
         return self.root / str(self.value("buildConfig.dockerfile"))
 
     @property
+    def is_dual(self) -> bool:
+        """Whether instances have a second container, the task's own. See ``aenv.project.images``."""
+        from aenv.project.images import is_dual
+
+        return is_dual(str(self.value("deployConfig.podTemplate")))
+
+    @property
+    def image_prefix(self) -> str:
+        """What the names of second images begin with."""
+        return str(self.value("deployConfig.imagePrefix") or "")
+
+    @property
     def storage_name(self) -> str:
         return str(self.value("deployConfig.service.storageName") or self.name)
 

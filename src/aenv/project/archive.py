@@ -18,14 +18,13 @@ import unicodedata
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from aenv.errors import AEnvError, Conflict, Invalid, InvalidConfig, TooLarge
 from aenv.project import CONFIG, Project, read
+from aenv.project.leaving import IGNORE_FILE, entries, rules
 
-IGNORE_FILE = ".aenvignore"
 MAX_SIZE = 256 * 1024 * 1024
 """Most bytes the files of a project may have together."""
 MAX_FILES = 20_000
@@ -38,27 +37,6 @@ _PAX = 8 * 1024
 """Most bytes of the PAX records of one entry."""
 _PIECE = 64 * 1024
 """Most bytes that are read at once, and that may follow the end of the archive as padding."""
-_ALWAYS = (".git", ".hg", ".venv", "venv/", "__pycache__", "*.pyc", ".env", ".env.*", ".DS_Store", "*_cache/")
-
-
-class _Rule(NamedTuple):
-    pattern: str
-    keep: bool
-    """``!pattern``: what an earlier line left out is in again."""
-    directories_only: bool
-    anchored: bool
-
-    @classmethod
-    def parse(cls, line: str) -> _Rule:
-        keep = line.startswith("!")
-        body = line.removeprefix("!")
-        pattern = body.strip("/")
-        return cls(pattern, keep, body.endswith("/"), "/" in body.rstrip("/"))
-
-    def matches(self, path: PurePosixPath, is_directory: bool) -> bool:
-        if self.directories_only and not is_directory:
-            return False
-        return fnmatchcase(str(path) if self.anchored else path.name, self.pattern)
 
 
 def pack(project: Project, *, limit: int = MAX_SIZE, most_files: int = MAX_FILES) -> bytes:
@@ -69,15 +47,15 @@ def pack(project: Project, *, limit: int = MAX_SIZE, most_files: int = MAX_FILES
     that a project which was unpacked gives the same archive again.
     """
     root = project.root.resolve()
-    entries = sorted(_entries(root, root, _rules(root)), key=lambda entry: entry[0])
-    sizes = [(path.stat().st_size, name) for name, path in entries if not path.is_symlink()]
+    found = sorted(entries(root, rules(root)), key=lambda entry: entry[0])
+    sizes = [(path.stat().st_size, name) for name, path in found if not path.is_symlink()]
     if (total := sum(size for size, _ in sizes)) > limit:
         largest = ", ".join(f"{name} ({_mebibytes(size)})" for size, name in sorted(sizes, reverse=True)[:3])
         raise TooLarge(
             f"the project has {_mebibytes(total)} of files; {_mebibytes(limit)} is the most",
             hint=f"list what is not needed in {IGNORE_FILE}; the largest: {largest}",
         )
-    if CONFIG not in dict(entries):
+    if CONFIG not in dict(found):
         raise Invalid(f"the archive would have no {CONFIG}", hint=f"look whether {IGNORE_FILE} lists it")
     _check_config(root)
     tree = _Tree(most_files)
@@ -86,7 +64,7 @@ def pack(project: Project, *, limit: int = MAX_SIZE, most_files: int = MAX_FILES
         gzip.GzipFile(fileobj=buffer, mode="wb", filename="", mtime=0) as compressed,
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
-        for name, path in entries:
+        for name, path in found:
             _add(archive, tree, name, path, root)
     tree.check_links()
     return buffer.getvalue()
@@ -121,33 +99,6 @@ def unpack(data: bytes | BinaryIO, target: Path, *, limit: int = MAX_SIZE, most_
 def digest(package: bytes) -> str:
     """The content address of a package: ``sha256:<hex>``."""
     return f"sha256:{hashlib.sha256(package).hexdigest()}"
-
-
-def _rules(root: Path) -> list[_Rule]:
-    lines = list(_ALWAYS)
-    if (file := root / IGNORE_FILE).is_file():
-        try:
-            lines += file.read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as exc:
-            raise Invalid(f"{file} cannot be read: {exc}") from exc
-    stripped = (line.strip() for line in lines)
-    return [_Rule.parse(line) for line in stripped if line.strip("!/") and not line.startswith("#")]
-
-
-def _entries(directory: Path, root: Path, rules: list[_Rule]) -> Iterator[tuple[str, Path]]:
-    """Every file and link to keep, with its name in the archive. A directory left out is not entered."""
-    with os.scandir(directory) as listing:
-        for entry in listing:
-            path = Path(entry.path)
-            name = PurePosixPath(path.relative_to(root).as_posix())
-            is_directory = entry.is_dir(follow_symlinks=False)
-            verdict = [rule.keep for rule in rules if rule.matches(name, is_directory)]
-            if verdict and not verdict[-1] and str(name) != IGNORE_FILE:
-                continue
-            if is_directory:
-                yield from _entries(path, root, rules)
-            else:
-                yield str(name), path
 
 
 def _add(archive: tarfile.TarFile, tree: _Tree, name: str, path: Path, root: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from aenv import config
 from aenv.errors import AEnvError
 from aenv.runtime.server import Served, run
 
@@ -19,6 +20,7 @@ def main(argv: list[str] | None = None, *, host: str = "127.0.0.1") -> int:
     parser.add_argument("path", nargs="?", default=".", type=Path, help="the project's directory")
     parser.add_argument("--host", default=host, help="address to listen on (0.0.0.0 in a container)")
     parser.add_argument("--port", default=8081, type=int, help="port to listen on; 0 for any free one")
+    parser.add_argument("--socket", help="unix socket to listen on, instead of a port")
     parser.add_argument("--open-access", action="store_true", help="ask for no token, also beyond loopback")
     parser.add_argument("--until-eof", action="store_true", help="end when standard input does")
     parser.epilog = "Arguments after -- reach the author's code as sys.argv[1:]."
@@ -31,7 +33,9 @@ def main(argv: list[str] | None = None, *, host: str = "127.0.0.1") -> int:
             port=options.port,
             arguments=arguments,
             open_access=options.open_access,
-            lifeline=_lifeline() if options.until_eof else None,
+            unix=config.get("socket", options.socket),
+            work=config.get("work"),
+            lifeline=_lifeline() if options.until_eof or config.get("until_eof") else None,
             on_ready=_ready,
         )
     except AEnvError as exc:
@@ -52,7 +56,8 @@ def _lifeline() -> int:
 
 
 def _ready(served: Served) -> None:
-    sys.stderr.write(f"serving {len(served.tools)} tools at {served.url}/mcp\n")
+    place = served.url if served.url.startswith("unix:") else f"{served.url}/mcp"
+    sys.stderr.write(f"serving {len(served.tools)} tools at {place}\n")
     if served.owner_token:
         sys.stderr.write(f"owner token (shown once): {served.owner_token}\n")
     sys.stderr.flush()

@@ -6,7 +6,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aenv import config
+from aenv.errors import Unsupported
+
+if TYPE_CHECKING:
+    from aenv.runtime.second import Second
 
 _LEVELS = (
     (logging.CRITICAL, "critical"),
@@ -97,6 +103,18 @@ class Context:
     @property
     def working_directory(self) -> Path:
         return self._instance.working_directory
+
+    @cached_property
+    def second(self) -> Second:
+        """The container beside this one, in a dual container: commands and files of the task's own image."""
+        from aenv.runtime.second import Second
+
+        if socket := config.get("second"):
+            return Second(socket)
+        raise Unsupported(
+            'this environment has no second container: "podTemplate": "DualContainer" in deployConfig gives it one',
+            hint="an instance of it names the image as its datasource",
+        )
 
     @cached_property
     def logger(self) -> logging.Logger:

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from aenv.runtime.mcp import LEGACY, MODERN
 from aenv.runtime.protocol import Connections
 from aenv.runtime.service import Service, Unhealthy
 from aenv.runtime.warm import INTERPRETER, SETTINGS, Driver, Told, Warm, timed
+from aenv.runtime.work import move
 
 log = logging.getLogger("aenv.runtime")
 RELOAD_EVERY = 0.5
@@ -52,36 +54,63 @@ def run(
     arguments: Sequence[str] = (),
     reload: bool = False,
     open_access: bool = False,
+    unix: str = "",
+    work: str = "",
     lifeline: int | None = None,
     on_ready: Callable[[Served], None] | None = None,
 ) -> None:
     """Serve the project at ``path`` until SIGTERM, SIGINT or SIGHUP.
 
     On loopback no token is asked for. Elsewhere one is: the engine's, or one made here and handed to ``on_ready``;
-    ``open_access`` turns that off. The end of what the descriptor ``lifeline`` reads ends the server, too.
+    ``open_access`` turns that off. With ``unix``, it listens on a socket of that name instead of a port, where a token
+    is asked for, too. With ``work``, a copy of the project in that directory is served. The end of what the descriptor
+    ``lifeline`` reads ends the server, too.
     """
     found = project.read(path, config_required=False)
     if found.protocol not in (None, MODERN, *LEGACY):
         known = ", ".join((MODERN, *LEGACY))
         raise InvalidConfig(f"deployConfig.protocol {found.protocol!r} is not spoken here", hint=f"spoken: {known}")
-    sock = bind(host, port)
+    sock = bind_unix(unix) if unix else bind(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    url = f"unix:{os.path.abspath(unix)}" if unix else f"http://{shown}:{sock.getsockname()[1]}"
+    try:
+        if work:
+            found = move(found, Path(work))
+        loopback = not unix and is_loopback(host)
+        _run(found, sock, url, arguments, reload, loopback, open_access, lifeline, on_ready)
+    finally:
+        if unix:
+            _unlink(url.removeprefix("unix:"))
+
+
+def _run(
+    found: Project,
+    sock: socket.socket,
+    url: str,
+    arguments: Sequence[str],
+    reload: bool,
+    loopback: bool,
+    open_access: bool,
+    lifeline: int | None,
+    on_ready: Callable[[Served], None] | None,
+) -> None:
+    """Load the project, and serve it on that socket."""
     config.default_environment(found.environment_variables)
     sys.argv = [sys.argv[0], *arguments]
     instance = _instance(found, arguments, _seed())
     warm = config.get("warm")
-    loaded = loader.Loaded(()) if warm else loader.load(found)
-    owner_digest, made = _credentials(host, open_access)
+    preloaded = bool(warm) and found.value("deployConfig.preload") is True  # the author's word that it can be early
+    loaded = loader.Loaded(()) if warm and not preloaded else loader.load(found)
+    owner_digest, made = _credentials(open_access or loopback)
     guard = Guard(
-        tokens.Gate(owner_digest),
-        loopback=is_loopback(host),
+        tokens.Gate(owner_digest, config.get("engine_token_sha256")),
+        loopback=loopback,
         allowed_hosts=filter(None, config.get("allowed_hosts").split(",")),
     )
     app = App(Service(found, instance, loaded), guard, max_body=config.get("max_body"))
     if secret := config.get("secrets"):
         app.service.hidden = Hidden.of(secret.split(","), instance.environment_variables)
     server = Server(found, app, sock)
-    shown = f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{sock.getsockname()[1]}"
 
     def ready(boot: str) -> None:
         if on_ready is not None:
@@ -93,7 +122,8 @@ def run(
             return
         driver = Driver(runner.get_loop())
         late = (*INTERPRETER, *SETTINGS)
-        app.warm = Warm(driver, lambda told: _become(told, found, app), late=late, preloaded=False)
+        early = loaded if preloaded else None
+        app.warm = Warm(driver, lambda told: _become(told, found, app, early), late=late, preloaded=preloaded)
         driver.run(server.serve(ready, reload=reload, lifeline=lifeline))
 
 
@@ -111,8 +141,8 @@ def _instance(found: Project, arguments: Sequence[str], seed: int | None) -> Ins
     )
 
 
-def _become(told: Told, found: Project, app: App) -> None:
-    """Make a warm sandbox the instance that is described."""
+def _become(told: Told, found: Project, app: App, loaded: loader.Loaded | None) -> None:
+    """Make a warm sandbox the instance that is described. ``loaded`` is what was imported before."""
     config.set_environment(told.environment_variables)
     sys.argv = [sys.argv[0], *told.arguments]
     if "TZ" in told.environment_variables:
@@ -120,7 +150,8 @@ def _become(told: Told, found: Project, app: App) -> None:
     app.service.instance = _instance(found, told.arguments, told.seed)
     if told.secrets:
         app.service.hidden = Hidden.of(told.secrets, told.environment_variables)
-    app.load(found, loader.load(found))
+    if loaded is None:
+        app.load(found, loader.load(found))
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -149,6 +180,47 @@ def bind(host: str, port: int, option: str = "--port") -> socket.socket:
     return sock
 
 
+def bind_unix(path: str) -> socket.socket:
+    """A socket of that name, on which nobody listens yet. Who may reach it is a matter of its directory."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o111)
+    try:
+        if _is_stale(path):
+            os.unlink(path)
+        sock.bind(path)
+    except OSError as exc:
+        sock.close()
+        reason = exc.strerror or str(exc)
+        hint = "choose another with --socket, in a directory that is there and may be written"
+        raise Conflict(f"cannot listen on unix:{path}: {reason}", hint=hint) from exc
+    finally:
+        os.umask(before)
+    return sock
+
+
+def _is_stale(path: str) -> bool:
+    """Whether there is a socket of that name that nobody listens on."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            return False
+    except FileNotFoundError:
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+        except BlockingIOError:  # there is one, who is busy
+            return False
+    return False
+
+
+def _unlink(path: str) -> None:
+    with suppress(OSError):  # who guards the directory may have closed it
+        os.unlink(path)
+
+
 class Listener(NamedTuple):
     """A port that is listened on."""
 
@@ -169,10 +241,11 @@ class Listener(NamedTuple):
                 await asyncio.get_running_loop().connect_accepted_socket(self.protocols, sock)
 
 
-def _credentials(host: str, open_access: bool) -> tuple[str | None, str | None]:
+def _credentials(open_access: bool) -> tuple[str | None, str | None]:
+    """The digest of the owner's token, and the token itself where it was made here."""
     if given := config.get("owner_token_sha256"):
         return given, None
-    if open_access or is_loopback(host):
+    if open_access:
         return None, None
     made = tokens.new_owner_token()
     return tokens.digest(made), made
@@ -229,7 +302,7 @@ class Server:
         connections = Connections(self._app)
         listen = loop.create_unix_server if self._socket.family == socket.AF_UNIX else loop.create_server
         listening = await listen(connections, sock=self._socket, backlog=1024, start_serving=False)
-        idle = identify() if identify is not None else None
+        idle = identify() if identify is not None else config.get("idle") or None
         if identify is None:
             stop_at_signals(stop)
         if lifeline is not None:
@@ -275,7 +348,10 @@ class Server:
                 await self._app.wrapped.stop()
 
     async def _come_up(self, stop: asyncio.Event) -> bool:
-        """Start a server of the author's own, and run their setup; False when it is to end before."""
+        """Wait for the second container, start a server of the author's own, and run their setup; False when it is to
+        end before."""
+        if (beside := config.get("second")) and not await self._beside(beside, stop):
+            return False
         if self._service.loaded.server is not None:
             from aenv.runtime.wrapped import Wrapped
 
@@ -288,6 +364,20 @@ class Server:
             self.begins("setup")
         with timed(self.phases, "setup"):
             return await self._set_up(stop)
+
+    async def _beside(self, path: str, stop: asyncio.Event) -> bool:
+        """Wait until the second container answers; False when a signal came first."""
+        from aenv.runtime.second import Second
+
+        arrival, stopped = asyncio.create_task(Second(path).answers()), asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait((arrival, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if arrival.done():
+                arrival.result()
+            return arrival.done()
+        finally:
+            arrival.cancel()
+            stopped.cancel()
 
     async def _set_up(self, stop: asyncio.Event) -> bool:
         """Run the author's setup; False when a signal came first. What was set up is torn down when it fails."""

@@ -9,7 +9,16 @@ from typing import Any
 
 import msgspec
 
-from aenv.errors import AEnvError, AuthorError, CallTimeout, Invalid, NotFound, Unsupported, did_you_mean
+from aenv.errors import (
+    AEnvError,
+    AuthorError,
+    CallTimeout,
+    Invalid,
+    NotFound,
+    SandboxLost,
+    Unsupported,
+    did_you_mean,
+)
 from aenv.models import ExecResult, ToolResult
 from aenv.project import Project
 from aenv.runtime import commands
@@ -80,6 +89,8 @@ class Service:
             except Raised as exc:
                 log.info("tool %s failed\n%s", function.name, exc.details())
                 note.error = exc.cause.message if isinstance(exc.cause, AEnvError) else exc.summary
+                if isinstance(exc.cause, SandboxLost):  # of the second container, or of another environment
+                    raise exc.cause from None
                 return tool_error(note.error)
             except AuthorError as exc:
                 log.warning("tool %s: %s", function.name, exc)
