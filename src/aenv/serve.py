@@ -1,6 +1,6 @@
 """The platform as a process: hub, API service and gateway over one store, from their options to their end.
 
-What was acknowledged is in the store before it is answered. The sandboxes of the process engine live on when the
+What was acknowledged is in the store before it is answered. Sandboxes as processes and as containers live on when the
 server ends, and are found again by the next one on the same store.
 """
 
@@ -66,7 +66,7 @@ log = logging.getLogger("aenv.serve")
 
 PORT, DATA_PORT = 8080, 8081
 STATE = "platform"
-"""What the process engine calls the sandboxes that live on."""
+"""What engines call the sandboxes that live on."""
 _STORE = 15.0
 """Seconds in which a store that does not answer yet must."""
 _ENGINE = 60.0
@@ -300,14 +300,14 @@ class _Platform:
     async def _instances(
         self, store: Store, source: Source, secrets: Secrets, data_url: str, peers: Peers
     ) -> Instances:
-        options = self._options
-        engine = await self._engine(state=self._state())
+        options, key = self._options, await platform_key(store)
+        engine = await self._engine(state=self._state(key))
         instances = Instances(
             store,
             engine,
             Packages(source, self._folder / "packages"),
             secrets,
-            await platform_key(store),
+            key,
             data_url=data_url,
             name=peers.me.name,
             peers=peers,
@@ -322,7 +322,9 @@ class _Platform:
         """The engine, once it has shown that it works here; ``known`` leaves that to another one of its kind."""
         name = self._options.engine
         chosen = {}
-        if name == "process":
+        if name == "docker":
+            chosen = {"state": state}
+        elif name == "process":
             isolation, place = config.lookup("isolation")
             chosen = {"state": state, "isolation": "strict" if place == "default" and not self._loopback else isolation}
         elif name == "plain" and not self._loopback:
@@ -338,10 +340,12 @@ class _Platform:
             raise Invalid(f"the engine {name!r} cannot be made without options: {exc}") from exc
         return engine
 
-    def _state(self) -> str:
+    def _state(self, key: bytes) -> str:
         """Under which name sandboxes live on: the same for those who share a store, and for nobody else."""
         if self._options.project is not None:
             return ""
+        if self._options.engine == "docker":  # its daemon may be that of others too, whose stores have the same names
+            return f"{STATE}-{hashlib.sha256(b'state' + key).hexdigest()[:12]}"
         scheme, _, path = (self._options.store or self._own_store).partition(":")
         if scheme == "sqlite":
             place = os.path.abspath(os.path.expanduser(path.removeprefix("//")))

@@ -9,6 +9,7 @@ import pytest
 
 from aenv import __version__
 from aenv.cli import doctor
+from aenv.engines.process import loops, powers
 
 
 def test_version(aenv):
@@ -33,6 +34,7 @@ def program(folder, name, script):
 @pytest.fixture
 def no_programs(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("AENV_DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     return tmp_path / "bin"
 
 
@@ -56,16 +58,23 @@ def test_the_version_of_node(aenv, no_programs, answer, status):
     assert checks(aenv("doctor", "-o", "json"))["node"]["status"] == status
 
 
-def test_docker_with_and_without_a_server(aenv, no_programs):
-    program(no_programs, "docker", "exit 1")
-    assert "no server answers" in checks(aenv("doctor", "-o", "json"))["docker"]["detail"]
-    program(no_programs, "docker", "echo 29.1.0")
-    assert checks(aenv("doctor", "-o", "json"))["docker"] == {
-        "check": "docker",
-        "status": "ok",
-        "detail": "server 29.1.0",
-        "fix": "",
-    }
+def test_no_daemon_of_containers(aenv, no_programs):
+    row = checks(aenv("doctor", "-o", "json"))["docker"]
+    assert row["status"] == "warn"
+    assert "neither Docker nor Podman answers" in row["detail"]
+    assert "no.sock" in row["detail"]
+    assert row["fix"] == "start Docker or Podman, or set AENV_DOCKER_HOST"
+
+
+def test_whether_services_can_keep_something(aenv, no_programs, monkeypatch):
+    found = powers.Powers(privileged=True, namespaces=True, overlay=True, cgroups=True, seccomp=True)
+    monkeypatch.setattr(powers, "probe", lambda: found)
+    monkeypatch.setattr(loops, "missing", lambda: "")
+    assert checks(aenv("doctor", "-o", "json"))["volumes"]["status"] == "ok"
+    monkeypatch.setattr(loops, "missing", lambda: "there is no /dev/loop-control")
+    row = checks(aenv("doctor", "-o", "json"))["volumes"]
+    assert (row["status"], row["fix"]) == ("warn", loops.HINT)
+    assert "there is no /dev/loop-control" in row["detail"]
 
 
 def test_a_port_in_use(aenv, no_programs, monkeypatch):

@@ -5,13 +5,25 @@ import time
 
 import pytest
 
+from aenv.engines.docker import daemon
 from aenv.engines.process import cgroups, venvs
 
 
 @pytest.fixture(autouse=True)
 def no_strays(monkeypatch):
-    """The control groups of this machine belong to other tests."""
+    """The control groups and containers of this machine belong to others."""
     monkeypatch.setattr(cgroups, "strays", list)
+    monkeypatch.setattr(daemon, "SOCKETS", ())
+    for name in ("AENV_DOCKER_HOST", "DOCKER_HOST", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_daemon_that_is_named_must_answer(aenv, tmp_path, monkeypatch):
+    assert aenv("gc", "-o", "json").data["found"] == []
+    monkeypatch.setenv("AENV_DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    answer = aenv("gc", "-o", "json")
+    assert (answer.code, answer.out) == (1, "")
+    assert "neither Docker nor Podman answers" in answer.err
 
 
 @pytest.fixture

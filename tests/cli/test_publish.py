@@ -80,6 +80,30 @@ def test_what_cannot_be_pushed(aenv, here, my_env, arguments, code, said):
     assert "Traceback" not in answer.err
 
 
+DIGEST = f"sha256:{'0' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("artifact", "code", "said"),
+    [
+        (
+            {"content": "my-env:1", "id": DIGEST},
+            0,
+            "warning: image: my-env:1 is at the daemon that built it only: it has",
+        ),
+        ({"content": "reg.example.com/x:1"}, 0, "reg.example.com/x:1 is at the daemon that built it only: it was not"),
+        ({"content": "reg.example.com/x:1", "id": DIGEST}, 0, ""),
+        ({"content": "Not A Name"}, 1, "'Not A Name' is not the name of an image"),
+    ],
+)
+def test_what_is_said_of_an_image_that_was_built(aenv, my_env, artifact, code, said):
+    project.write(project.read(my_env), {"artifacts": [{"type": "image", **artifact}, {"type": "other"}]})
+    answer = aenv("push", "my-env", "--dry-run")
+    assert answer.code == code, answer.err
+    assert said in answer.err
+    assert said or "image" not in answer.err
+
+
 def test_a_project_with_mistakes_is_not_pushed(aenv, my_env):
     (my_env / "src" / "custom_env.py").write_text("def broken(:\n")
     (my_env / "Dockerfile").unlink()

@@ -148,6 +148,13 @@ def test_from_a_project_to_a_release_and_back(remote, here, my_env, platform, mo
     assert "A day of an author." in table
     assert "mode  The instance's mode." in table
 
+    built = [{"id": f"sha256:{'0' * 64}", "type": "image", "content": "reg.example.com/x:1", "platform": "linux/arm64"}]
+    project.write(project.read(root), {"artifacts": built})
+    ok(remote("push", "journey", "-v", "1.2.0"))
+    assert ok(remote("get", "journey@1.2.0", "-o", "json")).data["artifacts"] == built
+    assert f"reg.example.com/x:1  linux/arm64  sha256:{'0' * 64}" in ok(remote("get", "journey@1.2.0")).out
+    ok(remote("delete", "journey@1.2.0", "--yes"))
+
     pulled = ok(remote("pull", "journey@1.0.0", "-o", "json")).data
     assert pulled["directory"] == str(platform.home / "envs" / "journey" / "1.0.0")
     assert (Path(pulled["directory"]) / "README.md").read_text() == "changed"

@@ -42,6 +42,21 @@ def test_what_is_not_served(aenv, arguments, code, said):
     assert "Traceback" not in answer.err
 
 
+def test_the_engine_is_that_of_the_option_or_of_the_settings(aenv, tmp_path, monkeypatch):
+    monkeypatch.setenv("AENV_DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    ports = ("--port", "0", "--data-port", "0")
+    monkeypatch.setenv("AENV_ENGINE", "proces")
+    answers = [aenv("serve", *ports), aenv("serve", "--engine", "docker", *ports)]
+    monkeypatch.setenv("AENV_ENGINE", "docker")
+    answers.append(aenv("serve", *ports))
+    assert [(answer.code, answer.out) for answer in answers] == [(1, "")] * 3
+    assert "did you mean 'process'?" in answers[0].err
+    for answer in answers[1:]:
+        assert "neither Docker nor Podman answers" in answer.err
+        assert f"{tmp_path}/no.sock" in answer.err
+        assert "hint: start Docker or Podman, or set AENV_DOCKER_HOST" in answer.err
+
+
 def test_a_port_that_is_taken(aenv, taken):
     answer = aenv("serve", "--port", taken)
     assert (answer.code, answer.out) == (1, "")

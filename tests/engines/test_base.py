@@ -13,7 +13,7 @@ from aenv.engines.base import Engine, Output, new_id
 from aenv.engines.conformance import projects
 from aenv.engines.failing import FailingEngine, NeverReadyEngine, PaperEngine, SlowEngine
 from aenv.errors import AEnvError, Invalid, NetworkError, NotFound, SandboxLost, StartFailed, Unsupported
-from aenv.models import EnvRef, SandboxSpec, State
+from aenv.models import EnvRef, SandboxSpec, Second, State
 from aenv.runtime.tokens import digest
 
 SPEC = SandboxSpec(env=EnvRef("lab", "1.0.0"), labels={"a": "1"})
@@ -276,6 +276,18 @@ async def test_what_was_dropped_in_between_does_not_join_two_lines():
     await following.until("begun ", "xxxxthe end")
     await engine.delete("one")
     await following.ended()
+
+
+@pytest.mark.parametrize(
+    ("name", "second"),
+    [("plain", Second(image="ubuntu")), ("plain", Second(directory="/tmp")), ("process", Second(image="ubuntu"))],
+)
+async def test_an_engine_without_second_containers_refuses_them(name, second):
+    async with load_engine(name) as engine:
+        with pytest.raises(Unsupported, match=f"the {name} engine cannot make a second container") as caught:
+            await engine.create("one", msgspec.structs.replace(SPEC, second=second))
+        assert "docker" in (caught.value.hint or "")
+        assert await engine.find() == []
 
 
 async def test_an_engine_without_output_has_no_logs():

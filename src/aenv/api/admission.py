@@ -17,9 +17,10 @@ from msgspec import Struct
 from aenv.api.charges import Charge
 from aenv.api.records import Wanted
 from aenv.engines.specs import TTL
-from aenv.errors import Invalid, TooLarge, Unsupported
-from aenv.models import parse_duration
+from aenv.errors import Invalid, TooLarge
+from aenv.models import Second, parse_duration
 from aenv.project import Project, fields
+from aenv.project.images import is_path, second_of
 from aenv.wire import Env, InstanceRequest
 
 LONGEST_TTL = 30 * 24 * 3600.0
@@ -85,11 +86,9 @@ def check_written(count: int, size: int) -> None:
         raise TooLarge(message, hint="ask several times for fewer")
 
 
-async def plan(request: InstanceRequest, env: Env, *, datasources: Sequence[Path], engine: str) -> Plan:
+async def plan(request: InstanceRequest, env: Env, *, datasources: Sequence[Path]) -> Plan:
     """What is to be made of a request for this environment."""
     found = _checked(env)
-    if str(found.value("deployConfig.podTemplate")).lower() == "dualcontainer":
-        raise Unsupported(f"{env.id} needs two containers, which the {engine} engine does not make")
     ttl = lifetime(request.ttl if request.ttl not in (None, "") else found.ttl or TTL)
     startup = request.startup_timeout or found.timeouts.startup or STARTUP
     if not 0 < startup <= LONGEST_STARTUP:
@@ -103,13 +102,15 @@ async def plan(request: InstanceRequest, env: Env, *, datasources: Sequence[Path
         raise Invalid(
             f"environment_variables.{both[0]} is a secret of {env.id}", hint=f"set it with 'aenv secret set {both[0]}'"
         )
+    data, second = await _data(request.datasource, found, datasources)
     wanted = Wanted(
-        datasource=await _datasource(request.datasource, datasources),
+        datasource=data,
         environment_variables=variables,
         arguments=_arguments(request.arguments or []),
         seed=request.seed,
         resources=_resources(request.resources or {}),
         startup_timeout=startup,
+        second=second,
     )
     return Plan(wanted, ttl, _lease(request.lease), labels(request.labels or {}), secrets)
 
@@ -127,7 +128,7 @@ def charge_of(env: Env, wanted: Wanted | None) -> Charge:
 
 def environment(env: Env, root: str) -> Project:
     """What an environment says of its instances; ``root`` is where its files are."""
-    return Project(Path(root), env.name, env.version, {"deployConfig": env.deploy_config})
+    return Project(Path(root), env.name, env.version, {"artifacts": env.artifacts, "deployConfig": env.deploy_config})
 
 
 def _checked(env: Env) -> Project:
@@ -217,11 +218,23 @@ def _resources(resources: Mapping[str, str]) -> dict[str, str]:
     return dict(resources)
 
 
+async def _data(given: str, found: Project, roots: Sequence[Path]) -> tuple[str, Second | None]:
+    """What a datasource means: data, or, in a dual container, the second one."""
+    _check_text(given, "datasource")
+    if not found.is_dual:
+        return await _datasource(given, roots), None
+    if not is_path(given):
+        return "", second_of(found.image_prefix, given)
+    directory = await _datasource(given, roots)
+    if not await asyncio.to_thread(os.path.isdir, directory):
+        raise Invalid(f"datasource {given[:256]!r} is no directory", hint="give the task's directory, or an image")
+    return "", Second(directory=directory)
+
+
 async def _datasource(given: str, roots: Sequence[Path]) -> str:
     """Data, as a path under what the operator allowed, with every link followed before it is judged."""
     if not given:
         return ""
-    _check_text(given, "datasource")
     if found := await asyncio.to_thread(_allowed, given, roots):
         return found
     hint = "ask the operator of this platform to allow its folder, or leave datasource out"

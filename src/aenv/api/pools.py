@@ -136,7 +136,12 @@ class Pools:
         wanted = record.wanted or Wanted()
         if not self._usable or not record.env.digest or record.service or wanted.datasource:
             return None
-        if wanted.resources or wanted.volumes or not environment(record.env, "").value("deployConfig.pool.max"):
+        if (
+            wanted.resources
+            or wanted.volumes
+            or wanted.second
+            or not environment(record.env, "").value("deployConfig.pool.max")
+        ):
             return None
         return self._known(record)
 

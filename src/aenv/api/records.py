@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from aenv.api import charges
 from aenv.api.charges import Charge, LimitsOf
-from aenv.models import State, Volume
+from aenv.models import Second, State, Volume
 from aenv.store import Change, Delete, Put, Record, Store
 from aenv.wire import Env
 
@@ -38,6 +38,7 @@ class Wanted(Struct, frozen=True, kw_only=True, omit_defaults=True):
     resources: dict[str, str] = {}
     startup_timeout: float = 500.0
     volumes: list[Volume] = []
+    second: Second | None = None
 
 
 class InstanceRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -45,6 +45,7 @@ def spec_of(
         secrets=record.secrets,
         lasting=bool(record.service),
         volumes=wanted.volumes,
+        second=wanted.second,
         warm=bool(record.warm),
     )
     return complete(spec, environment(record.env, placed.root), stamp=placed.stamp)

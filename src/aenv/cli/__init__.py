@@ -18,6 +18,7 @@ COMMANDS = {
     "run": ("aenv.cli.project:run", "Run the project here as a sandbox on this machine."),
     "test": ("aenv.cli.project:test", "Run the project's tests against a live sandbox."),
     "validate": ("aenv.cli.validate:validate", "Check the project, and say how to mend what is wrong."),
+    "build": ("aenv.cli.build:build", "Build an image of the project, with Docker or Podman."),
     "push": ("aenv.cli.publish:push", "Push the project to the hub."),
     "pull": ("aenv.cli.publish:pull", "Pull an environment from the hub."),
     "release": ("aenv.cli.publish:release", "Release a version on the hub, after which it never changes."),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
@@ -85,6 +86,7 @@ def get(*, name: str, version: str | None, hub_url: str | None, system_url: str 
         "owner": env.owner,
         "digest": env.digest,
         "size": size(env.size) if env.digest else "",
+        "images": "\n".join(_artifact(one) for one in env.artifacts if one.get("type") == "image"),
         "created": env.created_at,
         "updated": env.updated_at,
         "tools": "\n".join(f"{tool.name}  {_short(tool.description)}".rstrip() for tool in env.tools),
@@ -113,6 +115,11 @@ def versions(*, name: str, hub_url: str | None, system_url: str | None, output: 
         ["version", "status", "age", "digest", "yanked"],
         lambda env: [env.version, title(env), since(env.created_at), env.digest[:12], env.yanked],
     )
+
+
+def _artifact(artifact: Mapping[str, Any]) -> str:
+    """An image that was built: its name, what it is for, and what it is known by."""
+    return "  ".join(str(artifact[key]) for key in ("content", "platform", "id") if artifact.get(key))
 
 
 def _short(text: str) -> str:

@@ -8,18 +8,20 @@ import shutil
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 from aenv import __version__, config
 from aenv.cli import inspector
-from aenv.cli.inspector import answer
 from aenv.cli.output import FAILED, Check, output_option, say, show_checks, show_json, show_table, stdout_reserved
 from aenv.errors import AEnvError
+
+T = TypeVar("T")
 
 PYTHON = (3, 11)
 PORT = 8081
@@ -153,12 +155,10 @@ def _isolation() -> list[Check]:
 
 
 def _docker() -> list[Check]:
-    if shutil.which("docker") is None:
-        return [Check("docker", "warn", "no client; images cannot be built here", "install Docker")]
-    server = answer("docker", "version", "--format", "{{.Server.Version}}")
-    if not server:
-        return [Check("docker", "warn", "the client is there, but no server answers", "start Docker")]
-    return [Check("docker", "ok", f"server {server}")]
+    from aenv.cli.project import run_async
+    from aenv.engines.docker.explaining import explain
+
+    return [Check(*row) for row in run_async(_asked(explain()))]
 
 
 def _port() -> list[Check]:
@@ -208,7 +208,7 @@ def _remote() -> list[Check]:
     from aenv.cli.project import run_async
 
     try:
-        run_async(_look(url))
+        run_async(_asked(_look(url)))
     except AEnvError as exc:
         fix = exc.hint or "start it, or correct the address"
         return [Check("remote", "fail", f"{url} (from {source}): {exc.message}", fix)]
@@ -216,15 +216,21 @@ def _remote() -> list[Check]:
 
 
 async def _look(url: str) -> None:
-    from aenv import http
     from aenv.client.api import ApiClient
     from aenv.client.control import key_for, platform_url
 
     where = platform_url(url)
     api = ApiClient(where, key_for(where), timeout=LOOK, retries=0)
+    await api.fetch("/health")
+    await api.list(limit=1)
+
+
+async def _asked(question: Coroutine[Any, Any, T]) -> T:
+    """What somebody answers; no connection stays open."""
+    from aenv import http
+
     try:
-        await api.fetch("/health")
-        await api.list(limit=1)
+        return await question
     finally:
         await http.close()
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from aenv import config
 from aenv.cli.output import output_option, say, show_json, show_table
-from aenv.errors import Conflict
+from aenv.errors import Conflict, NetworkError
 from aenv.models import parse_duration
+
+if TYPE_CHECKING:
+    from aenv.engines.docker.sweeping import Left
 
 _STARTING = 600.0
 """Seconds in which whoever asked for something that is kept has a process with it, or a copy of it."""
@@ -33,21 +37,21 @@ class Found(NamedTuple):
     "--unused",
     default="30d",
     metavar="TIME",
-    help="Remove virtual environments and scripts that nobody asked for in so long, 10m at least.",
+    help="Remove virtual environments, scripts and projects of containers that nobody used in so long, 10m at least.",
 )
 @output_option
 def gc(dry_run: bool, unused: str, output: str) -> None:
     """Remove what ended programs left behind on this machine.
 
-    Processes, control groups and sockets of sandboxes, and old caches. What belongs to a program that is alive is
-    never touched.
+    Processes, control groups and sockets of sandboxes, containers and their volumes where Docker or Podman answers,
+    and old caches. What belongs to a program that is alive is never touched, and storage of services never.
 
     \b
     Example:
       aenv gc --dry-run
     """
     age = max(parse_duration(unused, "--unused"), _STARTING)
-    found = [*_sandboxes(dry_run), *_control_groups(dry_run), *_kept(age, dry_run)]
+    found = [*_sandboxes(dry_run), *_control_groups(dry_run), *_containers(age, dry_run), *_kept(age, dry_run)]
     if output == "json":
         show_json({"removed": not dry_run, "found": [row._asdict() for row in found]})
         return
@@ -80,6 +84,27 @@ def _control_groups(dry_run: bool) -> list[Found]:
             cgroups.remove(path)
         rows.append(Found("control group", str(path), "no process is in it, and what made it is gone"))
     return rows
+
+
+def _containers(age: float, dry_run: bool) -> list[Found]:
+    """What is left at the daemon; nothing where there is none. One that is named and does not answer is an error."""
+    return [Found(*left) for left in asyncio.run(_swept(age, dry_run))]
+
+
+async def _swept(age: float, dry_run: bool) -> list[Left]:
+    from aenv import http
+    from aenv.engines.docker.daemon import Daemon
+    from aenv.engines.docker.sweeping import sweep
+
+    try:
+        daemon = await Daemon.find()
+        return await sweep(daemon, unused=age, dry_run=dry_run)
+    except NetworkError:
+        if config.get("docker_host"):
+            raise
+        return []
+    finally:
+        await http.close()
 
 
 def _kept(age: float, dry_run: bool) -> list[Found]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from aenv import config
 from aenv.cli.output import label, output_option, say, show_json, stdout_reserved
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ STDIN = 0
 
 @click.command()
 @click.argument("what", type=click.Choice(["all", "hub", "api"]), default="all")
-@click.option("--engine", default="process", help="Where sandboxes come from: process, or pkg.mod:Class.")
+@click.option(
+    "--engine", help="Where sandboxes come from: process, docker or pkg.mod:Class. Else AENV_ENGINE, or process."
+)
 @click.option("--store", help="Where records are: sqlite:PATH or redis://host:port/0. Else ~/.aenv.")
 @click.option("--blobs", help="Where packages are: file:PATH or s3://bucket/prefix. Else ~/.aenv.")
 @click.option("--host", default="127.0.0.1", help="Address to listen on. Beyond this machine, real tokens are needed.")
@@ -54,7 +57,7 @@ STDIN = 0
 def serve(
     *,
     what: str,
-    engine: str,
+    engine: str | None,
     store: str | None,
     blobs: str | None,
     host: str,
@@ -83,6 +86,7 @@ def serve(
     \b
     Example:
       aenv serve
+      aenv serve --engine docker
       aenv serve --host 0.0.0.0 --store redis://redis:6379/0 --blobs s3://envs/packages
       aenv serve api --hub-url http://hub.example.org:8080
     """
@@ -97,7 +101,7 @@ def serve(
         data_url=data_url or "",
         store=store or "",
         blobs=blobs or "",
-        engine=engine,
+        engine=config.get("engine", engine) or "process",
         hub_url=hub_url or "",
         project=project,
         legacy=_legacy(host, legacy_data_plane, legacy_data_plane_beyond_loopback),

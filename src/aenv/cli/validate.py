@@ -132,6 +132,25 @@ def _image(found: Project) -> Iterator[Check]:
         yield Check("dockerfile", "ok", name)
     else:
         yield Check("dockerfile", "warn", f"{name} is not there, so no image can be built", "'aenv init' writes one")
+    for artifact in found.value("artifacts"):
+        if str(artifact.get("type", "")).lower() == "image" and artifact.get("content"):
+            yield _built(str(artifact["content"]), str(artifact.get("id") or ""))
+
+
+def _built(reference: str, digest: str) -> Check:
+    """An image that was built: engines of containers run it, whatever the files say by now."""
+    from aenv.project.images import Reference
+
+    try:
+        registry = Reference.parse(reference).registry
+    except Invalid as exc:
+        return Check("image", "fail", exc.message, "correct artifacts in config.json, or build it again: 'aenv build'")
+    if not registry or not digest:
+        why = "it has no registry" if not registry else "it was not pushed"
+        fix = "'aenv build --registry HOST --push' lets others get it"
+        return Check("image", "warn", f"{reference} is at the daemon that built it only: {why}", fix)
+    detail = f"{reference} is what runs in containers; after a change of the files, 'aenv build' makes another"
+    return Check("image", "ok", detail)
 
 
 def _tests(found: Project) -> Iterator[Check]:

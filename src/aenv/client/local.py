@@ -25,13 +25,15 @@ from aenv.engines import load_engine
 from aenv.engines.base import Engine
 from aenv.engines.specs import complete
 from aenv.errors import AEnvError, Invalid, NotFound, did_you_mean
-from aenv.models import EnvRef, Sandbox, SandboxSpec
+from aenv.models import EnvRef, Sandbox, SandboxSpec, Second
 from aenv.project import Project
 from aenv.project.builtin import builtin, builtin_names
+from aenv.project.images import is_path, second_of
 from aenv.project.stamp import stamp
 from aenv.project.versions import admits, newest
 from aenv.runtime import registry
 
+_ENGINE = "process" if sys.platform == "linux" else "plain"
 _SCRIPT = """\
 from aenv.runtime.registry import load_script
 
@@ -40,7 +42,7 @@ load_script({path!r}, {name!r})
 
 
 class Embedded:
-    """A provision that runs environments with the process engine: one engine for each event loop."""
+    """A provision that runs environments on the engine of the settings: one engine for each event loop."""
 
     def __init__(self) -> None:
         self._engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = weakref.WeakKeyDictionary()
@@ -69,7 +71,7 @@ class Embedded:
             self._engines, self._process = weakref.WeakKeyDictionary(), os.getpid()
         loop = asyncio.get_running_loop()
         if loop not in self._engines:
-            self._engines[loop] = load_engine("process" if sys.platform == "linux" else "plain")
+            self._engines[loop] = load_engine(config.get("engine") or _ENGINE)
         return self._engines[loop]
 
 
@@ -79,14 +81,11 @@ embedded = Embedded()
 def resolve(spec: SandboxSpec) -> SandboxSpec:
     """The spec with the project that bears its name on this machine."""
     ref = spec.env
-    spec = _with_datasource(spec)
     here = _here()
     if here is not None and here.name == ref.name and admits(ref, here.version):
-        return complete(spec, here, stamp=stamp(here.root))
-    if found := _fetched(ref) or _built_in(ref):
-        return complete(spec, found)
-    if script := _script(ref.name):
-        return complete(spec, script)
+        return complete(_with_data(spec, here), here, stamp=stamp(here.root))
+    if found := _fetched(ref) or _built_in(ref) or _script(ref.name):
+        return complete(_with_data(spec, found), found)
     known = {*builtin_names(), *_names(config.home() / "envs"), *([here.name] if here else [])}
     versions = f"; this directory holds {here.name}@{here.version}" if here and here.name == ref.name else ""
     raise NotFound(
@@ -95,13 +94,21 @@ def resolve(spec: SandboxSpec) -> SandboxSpec:
     )
 
 
-def _with_datasource(spec: SandboxSpec) -> SandboxSpec:
-    if not spec.datasource:
+def _with_data(spec: SandboxSpec, found: Project) -> SandboxSpec:
+    """With what the datasource means: a path of this machine, or, in a dual container, the second one."""
+    given = spec.datasource
+    if found.is_dual and not is_path(given):
+        return msgspec.structs.replace(spec, datasource="", second=second_of(found.image_prefix, given))
+    if not given:
         return spec
-    path = Path(spec.datasource).expanduser().absolute()
-    if not path.exists():
-        raise Invalid(f"datasource {spec.datasource!r} is no file or directory of this machine", hint="give a path")
-    return msgspec.structs.replace(spec, datasource=str(path))
+    path = Path(given).expanduser().absolute()
+    if not found.is_dual:
+        if not path.exists():
+            raise Invalid(f"datasource {given!r} is no file or directory of this machine", hint="give a path")
+        return msgspec.structs.replace(spec, datasource=str(path))
+    if not path.is_dir():
+        raise Invalid(f"datasource {given!r} is no directory of this machine", hint="give a directory, or an image")
+    return msgspec.structs.replace(spec, datasource="", second=Second(directory=str(path)))
 
 
 def _here() -> Project | None:

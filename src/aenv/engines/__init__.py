@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from aenv.engines.base import Engine
 
 ENGINES = {
+    "docker": "aenv.engines.docker.engine:DockerEngine",
     "plain": "aenv.engines.plain:PlainEngine",
     "process": "aenv.engines.process.engine:ProcessEngine",
 }

@@ -19,7 +19,7 @@ import msgspec
 
 from aenv.cleanup import finish
 from aenv.errors import AEnvError, NotFound, SandboxLost, StartFailed, Unsupported
-from aenv.models import ExecResult, Sandbox, SandboxSpec, State, told
+from aenv.models import ExecResult, Sandbox, SandboxSpec, Second, State, told
 from aenv.runtime.tokens import digest, new_owner_token
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -202,6 +202,16 @@ class Engine(ABC):
             yield rest.decode(errors="replace")
 
     # Powers that an engine may have
+
+    def check_second(self, second: Second | None) -> None:
+        """Raise unless a sandbox can have such a second container; None is no wish. ``create`` asks, and before it
+        whoever admits sandboxes, so that nothing is made in vain."""
+        if second is not None:
+            what = f"make a second container ({second.image or second.directory})"
+            raise Unsupported(
+                f"the {self.name} engine cannot {what}",
+                hint="use the docker engine: aenv serve --engine docker, or AENV_ENGINE=docker",
+            )
 
     async def output(self, id: str, start: int) -> Output:
         """What the sandbox printed, from that position on, as far as it is kept. ``logs`` is built on this."""

@@ -14,9 +14,9 @@ import msgspec
 
 from aenv.engines.base import Engine
 from aenv.errors import AEnvError, NotFound, StartFailed
-from aenv.models import Sandbox, SandboxSpec, State
+from aenv.models import Sandbox, SandboxSpec, Second, State
 
-_POWERS = ("output", "update", "exec", "upload", "download", "expose", "checkpoint", "restore", "fork")
+_POWERS = ("check_second", "output", "update", "exec", "upload", "download", "expose", "checkpoint", "restore", "fork")
 
 
 class PaperEngine(Engine):
@@ -52,6 +52,9 @@ class PaperEngine(Engine):
         changed = msgspec.structs.replace(await self.get(id), expires_at=time.time() + ttl)
         self.sandboxes[id] = changed
         return changed
+
+    def check_second(self, second: Second | None) -> None:
+        return  # on paper, everything can be had
 
     def _made(self, id: str, spec: SandboxSpec) -> Sandbox:
         now = time.time()

@@ -110,6 +110,7 @@ class PlainEngine(Engine):
     async def create(self, id: str, spec: SandboxSpec) -> Sandbox:
         box = self._boxes.get(id)
         if box is None:
+            self.check_second(spec.second)
             _check(spec)
             box = self._boxes[id] = _Box(id, spec)
             box.life = asyncio.create_task(self._live(box))

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import platform
+
 import msgspec
 
 from aenv.models import EnvRef, SandboxSpec
 from aenv.project import Project
+from aenv.project.images import image_of
 
 TTL = 30 * 60.0
 """Seconds a sandbox lives when neither its caller nor its project says."""
 _RESOURCES = ("cpu", "memory", "ephemeralStorage")
 
 
-def complete(spec: SandboxSpec, found: Project, *, stamp: str = "") -> SandboxSpec:
-    """The spec with everything the project says where the caller said nothing. What the caller said wins."""
+def complete(spec: SandboxSpec, found: Project, *, stamp: str = "", machine: str = "") -> SandboxSpec:
+    """The spec with everything the project says where the caller said nothing. What the caller said wins.
+
+    ``machine`` is the kind of processor that it is for; this machine's when it is not given.
+    """
     limits = {
         name: str(found.value(f"deployConfig.{name}Limit") or found.value(f"deployConfig.{name}"))
         for name in _RESOURCES
@@ -22,6 +28,7 @@ def complete(spec: SandboxSpec, found: Project, *, stamp: str = "") -> SandboxSp
         spec,
         env=EnvRef(found.name, found.version),
         project=str(found.root),
+        image=spec.image or image_of(found.value("artifacts"), machine or platform.machine()),
         stamp=stamp,
         ttl=spec.ttl or found.ttl or TTL,
         environment_variables=found.environment_variables | spec.environment_variables,

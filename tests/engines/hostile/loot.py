@@ -69,7 +69,7 @@ def known_by_half(secret: str) -> dict[str, Any]:
     }
 
 
-def _plan(treasure: Treasure, neighbour: Box, others: str, token: str, own: str) -> dict[str, Any]:
+def attack_plan(treasure: Treasure, neighbour: Box, others: str, token: str, own: str) -> dict[str, Any]:
     """Every attack with what it needs to know. ``others`` and ``own`` are variables of the neighbour and of itself."""
     assert treasure.victim is not None
     endpoint = neighbour.sandbox.url.removeprefix("unix:")
@@ -198,7 +198,7 @@ async def _inside(loot: Loot, treasure: Treasure, folder: Path, tools: Path) -> 
             "finds": await neighbour.tool("attack", name="find", arguments={"key": KEY}),
             "reaches": await neighbour.tool("attack", name="connect_unix", arguments={"names": [f"@{others[:16]}"]}),
         }
-        plan = _plan(treasure, neighbour, others, token, own)
+        plan = attack_plan(treasure, neighbour, others, token, own)
         boxes = {}
         for place in PLACES:
             mine = {label: step for label, step in plan.items() if place != "zygote" or label not in _FOR_INSTANCES}
@@ -229,7 +229,7 @@ async def _in_the_open(loot: Loot, treasure: Treasure, tools: Path) -> None:
     async with ProcessEngine(isolation="none") as engine:
         neighbour = await start(engine, tools)
         own, token = secrets.token_hex(24), new_owner_token()
-        plan = _plan(treasure, neighbour, secrets.token_hex(24), token, own)
+        plan = attack_plan(treasure, neighbour, secrets.token_hex(24), token, own)
         box = await start(engine, tools, token=token, environment_variables={"OWN_SECRET": own})
         safe = {label: plan[label] for label in _IN_THE_OPEN}
         loot.found["open"] = await box.tool("attack_all", plan=safe)

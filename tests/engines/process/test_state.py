@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from aenv import config
 from aenv.cli.gc import gc as collect
+from aenv.engines.docker import daemon
 from aenv.engines.process import cgroups, state
 from aenv.engines.process.engine import ProcessEngine
 from aenv.errors import AEnvError, Invalid
@@ -189,6 +190,14 @@ async def test_what_a_killed_spawner_left_is_swept_by_the_next_engine(home, jail
 # aenv gc
 
 
+@pytest.fixture(autouse=True)
+def no_containers(monkeypatch):
+    """Those of this machine belong to others."""
+    monkeypatch.setattr(daemon, "SOCKETS", ())
+    for name in ("AENV_DOCKER_HOST", "DOCKER_HOST", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def gc(*arguments):
     done = CliRunner().invoke(collect, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -243,7 +252,7 @@ async def test_gc_leaves_alone_what_lives_in_another_home(home, jailed, pen, mon
         before = pen.groups()
         assert before
         monkeypatch.setenv("AENV_HOME", str(tmp_path))
-        assert json.loads(gc("-o", "json").stdout)["found"] == []
+        assert json.loads((await asyncio.to_thread(gc, "-o", "json")).stdout)["found"] == []
         assert pen.groups() == before
         monkeypatch.setenv("AENV_HOME", str(home))
         await lab.works(engine)
@@ -252,7 +261,7 @@ async def test_gc_leaves_alone_what_lives_in_another_home(home, jailed, pen, mon
 async def test_gc_leaves_a_living_engine_alone(home, jailed):
     async with ProcessEngine(isolation=jailed) as engine:
         sandbox = await engine.create("a", probe())
-        assert json.loads(gc("-o", "json").stdout)["found"] == []
+        assert json.loads((await asyncio.to_thread(gc, "-o", "json")).stdout)["found"] == []
         assert await lab.call(sandbox, "echo", text="x") == "x"
 
 

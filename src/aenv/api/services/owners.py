@@ -106,7 +106,8 @@ class Services:
         if total >= MOST:
             raise Conflict(f"{owner} has {total} services; {MOST} is the most", hint="delete those of no use any more")
         env = await self._packages.resolve(EnvRef.parse(request.env_name), token, caller)
-        wanted = await wish(request, env, engine=self._lives.engine.name)
+        wanted = await wish(request, env)
+        self._lives.engine.check_second(wanted.plan.second)
         await self._check_secrets(owner, wanted.plan)
         record = self._record(owner, wanted)
         more: list[Change] = []
@@ -292,7 +293,8 @@ class Services:
             given = record.plan.environment_variables if variables is None else variables
             plan = record.plan
             if env is not plan.env or variables is not None:
-                plan, _ = await planned(env, given, None, plan.generation, engine=self._lives.engine.name)
+                plan, _ = await planned(env, given, None, plan.generation)
+                self._lives.engine.check_second(plan.second)
                 await self._check_secrets(record.owner, plan)
             replicas = record.replicas if change.replicas is None else change.replicas
             replicas = checked_replicas(replicas, record.volume is not None)

@@ -55,14 +55,14 @@ class Wish(Struct, frozen=True):
     storage: Storage | None
 
 
-async def wish(request: ServiceRequest, env: Env, *, engine: str) -> Wish:
+async def wish(request: ServiceRequest, env: Env) -> Wish:
     """What is to be made of a request for this environment."""
     name = request.service_name or env.name
     if not NAME.fullmatch(name):
         raise Invalid(
             f"service_name {name[:64]!r} is not a name", hint="use letters, digits, '-', '_' and '.', at most 63"
         )
-    plan, labels = await planned(env, request.environment_variables or {}, request.labels, 1, engine=engine)
+    plan, labels = await planned(env, request.environment_variables or {}, request.labels, 1)
     said = _said(env)
     storage = _storage(request, env, said)
     replicas = checked_replicas(said["replicas"] if request.replicas is None else request.replicas, storage is not None)
@@ -73,17 +73,18 @@ async def wish(request: ServiceRequest, env: Env, *, engine: str) -> Wish:
 
 
 async def planned(
-    env: Env, variables: dict[str, str], labels: dict[str, str] | None, generation: int, *, engine: str
+    env: Env, variables: dict[str, str], labels: dict[str, str] | None, generation: int
 ) -> tuple[Plan, dict[str, str]]:
     """What every replica is to be, and its labels."""
     request = InstanceRequest(env_name=env.id, environment_variables=variables, labels=labels)
-    found = await admission.plan(request, env, datasources=(), engine=engine)
+    found = await admission.plan(request, env, datasources=())
     plan = Plan(
         generation=generation,
         env=slim(env),
         environment_variables=found.wanted.environment_variables,
         secrets=found.secrets,
         startup_timeout=found.wanted.startup_timeout,
+        second=found.wanted.second,
     )
     return plan, found.labels
 

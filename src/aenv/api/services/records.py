@@ -12,7 +12,7 @@ from enum import StrEnum
 import msgspec
 from msgspec import Struct
 
-from aenv.models import Volume
+from aenv.models import Second, Volume
 from aenv.store import Change, Delete, Put, Record, Store
 from aenv.wire import Env
 
@@ -45,6 +45,7 @@ class Plan(Struct, frozen=True, kw_only=True, omit_defaults=True):
     environment_variables: dict[str, str] = {}
     secrets: list[str] = []
     startup_timeout: float
+    second: Second | None = None
 
 
 class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -29,6 +29,7 @@ def instance_of(record: ServiceRecord, plan: Plan, server: str, now: float) -> I
             environment_variables=plan.environment_variables,
             resources=record.resources,
             startup_timeout=plan.startup_timeout,
+            second=plan.second,
             volumes=[] if record.volume is None else [record.volume],
         ),
         service=record.id,

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 from aenv.cleanup import finish
 from aenv.engines.base import Engine
 from aenv.engines.conformance import crowds, ends, inside, life, powers, projects, storage, warm
+from aenv.engines.conformance import second as beside
 from aenv.engines.conformance.bench import RUN, Bench, Broken, Lab, require, together
 from aenv.engines.conformance.table import Check, check
 from aenv.errors import AEnvError, NotFound, Unsupported, did_you_mean
@@ -46,6 +47,7 @@ CHECKS: tuple[Check, ...] = (
     *powers.CHECKS,
     *storage.CHECKS,
     *warm.CHECKS,
+    *beside.CHECKS,
     *crowds.CHECKS,
     _LAST,
 )
@@ -60,18 +62,20 @@ async def run(
     another: Callable[[], Engine] | None = None,
     limit: float = 60.0,
     at_once: int = 4,
+    second: str = "",
 ) -> list[Result]:
     """Run the checks, or only those of these names, against an engine. It is not closed.
 
     ``on_result`` is told each result as it comes. ``another`` makes an engine of the same kind, for what must hold
     across a restart. ``limit`` is the seconds that one check may take; ``at_once`` of them run at the same time.
+    ``second`` is an image for the second container of sandboxes; without one, what needs that is skipped.
     """
     chosen = _choose(only)
     results: dict[str, Result] = {}
     places = asyncio.Semaphore(at_once)
     with tempfile.TemporaryDirectory(prefix="aenv-conformance-") as folder:
         projects.write(Path(folder))
-        lab = Lab(engine, Path(folder), another, limit)
+        lab = Lab(engine, Path(folder), another, limit, second)
 
         async def one(found: Check) -> None:
             async with places:

@@ -138,13 +138,22 @@ def _envelope(response: http.Response) -> dict[str, Any]:
 class Lab:
     """What the checks of one run share."""
 
-    def __init__(self, engine: Engine, projects: Path, another: Callable[[], Engine] | None, limit: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        projects: Path,
+        another: Callable[[], Engine] | None,
+        limit: float,
+        second: str = "",
+    ) -> None:
         self.engine = engine
         self.cannot = dict(engine.cannot)
         self.projects = projects
         self.another = another
         self.limit = limit
         """Seconds a check may take."""
+        self.second = second
+        """The image of second containers; empty when none was given."""
         self.id = secrets.token_hex(6)
         self.slowest = 0.0
         """Seconds that the slowest start took so far."""

@@ -8,8 +8,6 @@ from functools import cache
 
 from aenv.errors import SandboxLost, StartFailed
 
-_NESTED = 3
-"""Process namespaces of an instance below this one: the stub's, the zygote's and its own."""
 _LONGEST = 64 * 1024
 _CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 
@@ -23,13 +21,15 @@ def attest(
     apart_from: int,
     filters: int,
     groups: Mapping[str, str],
+    place: int = 2,
+    nested: int = 3,
 ) -> None:
-    """Raise unless the process is the second of namespaces of its own, which neither this process nor the zygote
+    """Raise unless the process is at that place in namespaces of its own, which neither this process nor
     ``apart_from`` is in, has that user and group and no other, no capability, the filters, and the control groups that
-    were made for it."""
+    were made for it. ``nested`` counts the process namespaces below this one: the stub's, the zygote's and its own."""
     try:
         status = dict(line.split(":\t", 1) for line in _read(f"/proc/{pid}/status").splitlines() if ":\t" in line)
-        wrong = _wrong(status, user, group, filters)
+        wrong = _wrong(status, user, group, filters, place, nested)
         others = {name: (_own(name), _namespace(apart_from, name)) for name in namespaces}
         shared = [name for name in namespaces if _namespace(pid, name) in others[name]]
         if _namespace(pid, "user") == _own("user"):
@@ -53,12 +53,13 @@ def first_of(pidfd: int, pid: int) -> bool:
         return False
 
 
-def _wrong(status: Mapping[str, str], user: int, group: int, filters: int) -> list[str]:
+def _wrong(status: Mapping[str, str], user: int, group: int, filters: int, place: int, nested: int) -> list[str]:
+    places = status["NSpid"].split()
     checks = {
         "it has another user": status["Uid"].split() == [str(user)] * 4,
         "it has another group": status["Gid"].split() == [str(group)] * 4,
-        "it is not the second of its process namespace": status["NSpid"].split()[-1] == "2",
-        "it has no process namespace of its own": len(status["NSpid"].split()) == _depth() + _NESTED,
+        f"it is not process {place} of its process namespace": places[-1] == str(place),
+        "it has no process namespace of its own": len(places) == _depth() + nested,
         "it has groups": os.geteuid() != 0 or not status["Groups"].split(),
         "it has capabilities": not any(int(status[name], 16) for name in _CAPABILITIES),
         "it may gain privileges": status["NoNewPrivs"].strip() == "1",

@@ -22,11 +22,12 @@ from aenv.engines.process import state
 from aenv.engines.process.attest import attest, first_of
 from aenv.engines.process.cgroups import Limits
 from aenv.engines.process.jail import SPAN
+from aenv.engines.process.seconds import MOUNTS, Asking, Second
 from aenv.engines.process.site import Site
 from aenv.engines.process.wire import close_all, connect, discard, until
 from aenv.engines.process.zygotes import Zygote, bury
 from aenv.engines.stages import Stages
-from aenv.errors import AEnvError, SandboxLost, StartFailed
+from aenv.errors import AEnvError, SandboxLost, StartFailed, Unsupported
 
 STOP = 2.0
 """Seconds between being asked to end and being killed."""
@@ -83,6 +84,14 @@ class Cell:
         self.grouped = False
         self.outlet: socket.socket | None = None
         """Where it asks to be let out, when an allow-list says where to."""
+        self.second: Second | None = None
+        """The sandbox beside it."""
+
+    @property
+    def outlets(self) -> dict[str, socket.socket]:
+        """Where it and the sandbox beside it ask to be let out, by what distinguishes the two."""
+        found = {"": self.outlet, "/second": self.second.outlet if self.second is not None else None}
+        return {which: outlet for which, outlet in found.items() if outlet is not None}
 
     @property
     def alive(self) -> bool:
@@ -152,6 +161,25 @@ class Cells:
                 await self._fork(cell)
                 await self._sealed(cell, stages)
 
+    async def add_second(self, cell: Cell, task: str, program: str, variables: dict[str, str]) -> None:
+        """Start the sandbox beside a cell that is not forked yet, and have the cell given what the two share."""
+        if not self._site.powers.namespaces:
+            raise Unsupported(
+                "the process engine cannot make a second sandbox without namespaces, which this machine does not give",
+                hint="'aenv doctor' says why; or use the docker engine: AENV_ENGINE=docker",
+            )
+        self._group(cell)
+        shape, slot = cell.shape, self._take_slot()
+        asking = Asking(task, program, variables, shape.network, shape.memory, shape.storage, cell.leaf)
+        try:
+            cell.second = Second(self._site, cell.number, _FIRST_USER + slot, asking)
+        except OSError:
+            self._slots.append(slot)
+            raise
+        await cell.second.start()
+        cell.add_volumes([*cell.mounts, *MOUNTS], cell.second.mounts)
+        cell.second.mounts = []
+
     def stock(self, zygote: Zygote, shape: Shape) -> None:
         """See to it that a cell is ready before the next one is asked for."""
         busy = zygote in self._spares or zygote in self._tasks.values()
@@ -206,14 +234,27 @@ class Cells:
     # From a request to the seal
 
     def _new(self, zygote: Zygote, shape: Shape) -> Cell:
-        if not self._slots:
-            raise StartFailed(f"this engine has {_MOST} sandboxes, which is its most")
+        slot = self._take_slot()
         self._numbers += 1
         path = self._site.directory / "i" / f"{self._numbers}.sock"
-        cell = Cell(zygote, shape, self._numbers, self._slots[-1], path)
-        self._slots.pop()
+        try:
+            cell = Cell(zygote, shape, self._numbers, slot, path)
+        except OSError:
+            self._slots.append(slot)
+            raise
         zygote.instances += 1
         return cell
+
+    def _take_slot(self) -> int:
+        if not self._slots:
+            raise StartFailed(f"this engine has {_MOST} sandboxes, which is its most")
+        return self._slots.pop()
+
+    def _group(self, cell: Cell) -> None:
+        """Make its control groups."""
+        if self._site.groups is not None and not cell.grouped:
+            cell.grouped = True
+            self._site.groups.add(cell.leaf, Limits(cell.shape.cpu, cell.shape.memory, _PROCESSES))
 
     async def _fork(self, cell: Cell) -> None:
         """Make everything that the child is given, and have it forked."""
@@ -223,9 +264,8 @@ class Cells:
             listener.bind(str(cell.path))
             listener.listen(256)
             cell.given.insert(0, listener.detach())
+        self._group(cell)
         if groups is not None:
-            cell.grouped = True
-            groups.add(cell.leaf, Limits(cell.shape.cpu, cell.shape.memory, _PROCESSES))
             cell.given += groups.open(cell.leaf)
         cell.exit = await cell.zygote.fork(cell.number, self._order(cell), cell.given)
         cell.give()
@@ -288,6 +328,8 @@ class Cells:
         try:
             if groups is None or not cell.grouped:
                 pids = usage.beside(cell.pid) if self._site.powers.namespaces else usage.below(cell.pid)
+                if cell.second is not None:
+                    pids |= usage.beside(cell.second.pid)
                 return usage.processor(pids), usage.memory(pids)
             seconds = groups.processor(cell.leaf)
             if seconds is None:
@@ -321,6 +363,11 @@ class Cells:
         """Kill what runs, and give back all that was made for it. ``ask`` lets it tear down first."""
         cell.give()
         await self._kill(cell, ask=ask)
+        if cell.second is not None:
+            if self._site.groups is not None:
+                self._site.groups.let_run(cell.leaf)
+            await cell.second.close()
+            self._slots.append(cell.second.user - _FIRST_USER)
         if cell.outlet is not None:
             cell.outlet.close()
         cell.channel.close()

@@ -17,27 +17,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-import msgspec
-
-from aenv import config, http
+from aenv import agent, config
 from aenv.cleanup import finish
+from aenv.engines import inside
 from aenv.engines.base import Engine, Output, Used
-from aenv.engines.process import jail, powers, state
+from aenv.engines.process import jail, powers, seconds, state
 from aenv.engines.process.venvs import interpreter_for
 from aenv.engines.process.volumes import check
-from aenv.errors import AEnvError, CallTimeout, Conflict, Invalid, NotFound, SandboxLost, Unsupported, from_wire
-from aenv.models import NAME, ExecResult, Sandbox, SandboxSpec, State, to_json
+from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxLost, Unsupported, from_wire
+from aenv.models import NAME, ExecResult, Sandbox, SandboxSpec, Second, State
 from aenv.project.fields import quantity
 
 log = logging.getLogger("aenv.engine")
 _SPAWNER = "from aenv.engines.process.spawner import main; main({}, {!r}, {!r})"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
-_ANSWER = 10.0
-"""Seconds that a sandbox has, over those of a command, to say how it went."""
-_FILE = 60.0
-"""Seconds that a file may take, into a sandbox or out of it."""
 _JOIN = 10.0
 """Seconds in which a spawner that lives must listen."""
 _ABANDON = 2.0
@@ -108,6 +102,7 @@ class ProcessEngine(Engine):
     async def create(self, id: str, spec: SandboxSpec) -> Sandbox:
         if not _ID.fullmatch(id):
             raise Invalid(f"{id!r} is not an id", hint="use letters, digits, '-', '_' and '.', at most 128")
+        self.check_second(spec.second)
         began = self._installing.setdefault(id, (spec, time.time()))[1]
         try:
             request = await _request(spec, self.isolation)
@@ -130,6 +125,15 @@ class ProcessEngine(Engine):
         if notes and env not in self._told:
             self._told.add(env)
             log.info("%s is imported in each sandbox, which then starts later: %s", env, "; ".join(notes))
+
+    def check_second(self, second: Second | None) -> None:
+        if second is not None and not second.image and self.isolation == "none":
+            raise Unsupported(
+                "the process engine cannot make a second sandbox without isolation",
+                hint="use the isolation 'auto' or 'strict', or the docker engine: AENV_ENGINE=docker",
+            )
+        if second is not None and second.image:
+            super().check_second(second)
 
     async def get(self, id: str) -> Sandbox:
         try:
@@ -162,43 +166,17 @@ class ProcessEngine(Engine):
         return Output(found["start"], found["data"].encode("latin-1"))
 
     async def exec(self, id: str, command: Sequence[str], *, timeout: float = 60.0) -> ExecResult:
-        body = to_json({"command": list(command), "timeout": timeout})
-        headers = b"Content-Type: application/json\r\n"
-        response = await self._inside(id, "POST", "/exec", headers, body, timeout=timeout + _ANSWER)
-        try:
-            return msgspec.json.decode(response.body, type=_Executed).data
-        except msgspec.DecodeError as exc:
-            raise SandboxLost(f"{id} answered with nonsense: {exc}") from exc
+        return await inside.execute(await self._door(id), command, timeout)
 
     async def upload(self, id: str, path: str, content: bytes) -> None:
-        await self._inside(
-            id, "PUT", f"/files?path={quote(path)}", b"Content-Type: application/octet-stream\r\n", content
-        )
+        await inside.upload(await self._door(id), path, content)
 
     async def download(self, id: str, path: str) -> bytes:
-        response = await self._inside(id, "GET", f"/files?path={quote(path)}")
-        if response.headers.get(b"content-type") != b"application/octet-stream":
-            raise Conflict(f"{path} is a directory", hint="download its files one by one")
-        return response.body
+        return await inside.download(await self._door(id), path)
 
-    async def _inside(
-        self, id: str, method: str, path: str, headers: bytes = b"", body: bytes = b"", *, timeout: float = _FILE
-    ) -> http.Response:
-        """Ask the runtime in a sandbox: paths are then resolved in there, and nothing out here follows a link."""
-        door = await (await self._open()).ask("door", id=id)
-        headers += f"Authorization: Bearer {door['key']}\r\n".encode()
-        try:
-            async with asyncio.timeout(timeout):
-                response = await http.request(method, door["url"], path, headers=headers, body=body, retries=0)
-        except TimeoutError:
-            raise CallTimeout(f"{id} did not answer within {timeout:g} s") from None
-        if response.status != 200:
-            try:
-                wire = msgspec.json.decode(response.body, type=dict[str, Any])
-            except msgspec.DecodeError as exc:
-                raise SandboxLost(f"{id} answered {response.status} with nonsense: {exc}") from exc
-            raise from_wire({**wire, "message": wire.get("error")})
-        return response
+    async def _door(self, id: str) -> inside.Door:
+        found = await (await self._open()).ask("door", id=id)
+        return inside.Door(id, found["url"], found["key"])
 
     async def used(self, id: str) -> Used:
         cpu, memory = await (await self._open()).ask("used", id=id)
@@ -236,10 +214,6 @@ class ProcessEngine(Engine):
                     await self._connection.bury()
                 self._connection = await _Connection.open(self.isolation, self._name)
             return self._connection
-
-
-class _Executed(msgspec.Struct):
-    data: ExecResult
 
 
 class _Connection:
@@ -407,6 +381,10 @@ async def _request(spec: SandboxSpec, isolation: str) -> dict[str, Any]:
     volumes = check((one.owner, one.name, one.mount, one.size) for one in spec.volumes)
     interpreter = await interpreter_for(Path(root), lambda line: log.info("%s", line), trusted=isolation == "none")
     memory = _size(spec.resources, "memory", _MEMORY)
+    second = None
+    if spec.second is not None:
+        directory = seconds.check(spec.second, spec.volumes)
+        second = {"directory": directory, "program": str(await asyncio.to_thread(agent.binary))}
     return {
         "env": str(spec.env),
         "owner": spec.owner,
@@ -417,6 +395,7 @@ async def _request(spec: SandboxSpec, isolation: str) -> dict[str, Any]:
         "ttl": None if spec.lasting else spec.ttl,
         "lasting": spec.lasting,
         "volumes": volumes,
+        "second": second,
         "startup_timeout": spec.startup_timeout,
         "environment_variables": spec.environment_variables,
         "secrets": spec.secrets,

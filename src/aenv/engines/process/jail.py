@@ -55,21 +55,31 @@ def python(executable: str, code: str, *, site: bool = False) -> list[str]:
     return [executable, "-I", *(() if site else ("-S",)), "-c", find + code]
 
 
+Plan = dict[str, Any]
+
+
 def main(control: int, lifeline: int, *tasks: int) -> None:
-    """P0. The spawner's first message says what to build; the last step executes what it names."""
+    """P0 of a zygote."""
+    enter(control, lifeline, tasks, lambda plan: lambda: build_root(plan, plan["project"]), _become_zygote)
+
+
+def enter(
+    control: int,
+    lifeline: int,
+    tasks: Iterable[int],
+    prepare: Callable[[Plan], Callable[[], None]],
+    become: Callable[[socket.socket, Plan], None],
+) -> None:
+    """P0. The spawner's first message is the plan. ``prepare`` is done before anything is taken, and says how the root
+    is built; ``become`` is what P2 goes on with."""
     for descriptor in tasks:
         os.write(descriptor, b"0")
         os.close(descriptor)
     spawner = socket.socket(fileno=control)
     plan = receive(spawner)
-    privileged = plan["privileged"]
-    network = plan["network"] == "full"
-    outer(privileged, network=not network)
-
-    def build() -> None:
-        build_root(plan["root"], plan["binds"], plan["project"], network=network, points=plan["points"])
-
-    stub = _inner(privileged, plan["users"], build, lambda: _stay(spawner, lifeline, plan))
+    build = prepare(plan)
+    outer(plan["privileged"], network=plan["network"] != "full")
+    stub = _inner(plan["privileged"], plan["users"], build, lambda: _stay(spawner, lifeline, plan, become))
     socket.send_fds(spawner, [struct.pack("I", 2) + b"{}"], [stub])
     os._exit(0)
 
@@ -151,8 +161,8 @@ def _inner(privileged: bool, users: int, build: Callable[[], None], stay: Callab
     return pidfd
 
 
-def _stay(spawner: socket.socket, lifeline: int, plan: dict[str, Any]) -> None:
-    """P1 and P2: the one waits, the other becomes the zygote."""
+def _stay(spawner: socket.socket, lifeline: int, plan: Plan, become: Callable[[socket.socket, Plan], None]) -> None:
+    """P1 and P2: the one waits, the other becomes what the jail is for."""
     pid = os.fork()
     if pid == 0:
         os.close(lifeline)
@@ -160,10 +170,7 @@ def _stay(spawner: socket.socket, lifeline: int, plan: dict[str, Any]) -> None:
         kernel.no_new_privileges()
         if plan["seccomp"]:
             kernel.load_filter(seccomp.before_import())
-        os.set_inheritable(spawner.fileno(), True)
-        os.chdir("/project")
-        command = [part.replace("{}", str(spawner.fileno())) for part in plan["command"]]
-        os.execve(command[0], command, {"PATH": "/usr/local/bin:/usr/bin:/bin"})  # noqa: S606
+        become(spawner, plan)
     spawner.close()
     for descriptor in (0, 1, 2):
         os.close(descriptor)
@@ -173,11 +180,19 @@ def _stay(spawner: socket.socket, lifeline: int, plan: dict[str, Any]) -> None:
     os._exit(0)
 
 
-def build_root(root: str, binds: dict[str, str], project: str, *, network: bool, points: Iterable[str] = ()) -> None:
-    """Make ``root`` the root: this machine's programs and libraries, ``binds`` (inside: outside), the project, empty
-    directories at ``points``, and nothing else."""
+def _become_zygote(spawner: socket.socket, plan: Plan) -> None:
+    os.set_inheritable(spawner.fileno(), True)
+    os.chdir("/project")
+    command = [part.replace("{}", str(spawner.fileno())) for part in plan["command"]]
+    os.execve(command[0], command, {"PATH": "/usr/local/bin:/usr/bin:/bin"})  # noqa: S606
+
+
+def build_root(plan: Plan, shown: str, work: str = "/project") -> None:
+    """Make the plan's root the root: this machine's programs and libraries, its binds (inside: outside), what is
+    ``shown`` as the work directory, empty directories at its points, and nothing else."""
+    root, binds = plan["root"], plan["binds"]
     mount("tmpfs", root, "tmpfs", NOSUID | NODEV, "mode=755,size=1m")
-    for path in ("proc", "tmp", "dev/pts", "dev/shm", "etc", "stage", "home/sandbox", "project", "run"):
+    for path in ("proc", "tmp", "dev/pts", "dev/shm", "etc", "stage", "home/sandbox", "run"):
         os.makedirs(f"{root}/{path}")
     for name, text in _ACCOUNTS.items():
         Path(root, "etc", name).write_text(text)
@@ -189,13 +204,13 @@ def build_root(root: str, binds: dict[str, str], project: str, *, network: bool,
             os.symlink(os.readlink(path), root + path)
         elif os.path.isdir(path):
             _bind(root, path, path)
-    etc = {f"/etc/{name}": f"/etc/{name}" for name in (*_ETC, *(("resolv.conf",) if network else ()))}
+    etc = {f"/etc/{name}": f"/etc/{name}" for name in (*_ETC, *(("resolv.conf",) if plan["network"] == "full" else ()))}
     for inside, outside in sorted((etc | binds).items()):
         if os.path.exists(outside) and not os.path.exists(root + inside):  # unless another bind shows it already
             _bind(root, os.path.realpath(outside), inside)
     for name in _DEVICES:
         _bind(root, f"/dev/{name}", f"/dev/{name}", NOSUID | NOEXEC)
-    _bind(root, project, "/project")
+    _bind(root, shown, work)
     mount("tmpfs", f"{root}/tmp", "tmpfs", NOSUID | NODEV, "mode=1777,size=64m")  # noqa: S108
     # Only where a process file system is visible as a whole may another be mounted later, and it shows nothing else.
     mount("proc", f"{root}/proc", "proc", NOSUID | NODEV | NOEXEC)
@@ -203,7 +218,7 @@ def build_root(root: str, binds: dict[str, str], project: str, *, network: bool,
     kernel.pivot_root(".", ".")
     kernel.unmount(".")
     os.chdir("/")
-    for path in points:  # whatever link is on the way, it leads to no place of this machine any more
+    for path in plan["points"]:  # whatever link is on the way, it leads to no place of this machine any more
         os.makedirs(path, exist_ok=True)
     mount("none", "/", None, _REMOUNT | BIND | RDONLY | NOSUID | NODEV)
 
@@ -236,7 +251,8 @@ def rehearse(directory: str, act: Callable[[], None], *, privileged: bool) -> No
         _, status = os.waitpid(pid, 0)
         os._exit(os.waitstatus_to_exitcode(status) != 0)
 
-    child = _inner(privileged, os.getuid() or 100_000, lambda: build_root(root, {}, project, network=False), fork)
+    plan = {"root": root, "binds": {}, "network": "none", "points": ()}
+    child = _inner(privileged, os.getuid() or 100_000, lambda: build_root(plan, project), fork)
     ended = os.waitid(os.P_PIDFD, child, os.WEXITED)
     if ended is None or ended.si_status != 0:
         os._exit(1)

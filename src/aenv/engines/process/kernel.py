@@ -26,9 +26,11 @@ PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 
 CAPABILITIES = struct.pack("Ii", 0x20080522, 0)
 """The head of a call that sets this process's own, in their third version."""
 AT_FDCWD, _AT_RECURSIVE, _AT_EMPTY_PATH = -100, 0x8000, 0x1000
+_CLONE_TREE = 1
 FROM_DESCRIPTOR = 4
 """A flag of ``move_mount``: what is moved is the descriptor itself."""
 _SHARED = {
+    "open_tree": 428,
     "move_mount": 429,
     "fsopen": 430,
     "fsconfig": 431,
@@ -143,6 +145,22 @@ def detached_mount(kind: str, source: str, flags: int, *options: str) -> int:
         return _syscall("fsmount", context, _CLOSE_ON_EXEC, flags)
     finally:
         os.close(context)
+
+
+def clone_mount(path: str) -> int:
+    """A descriptor of a detached mount that shows what is at ``path``, without what is mounted below it."""
+    return _syscall("open_tree", AT_FDCWD, os.fsencode(path), _CLONE_TREE | os.O_CLOEXEC)
+
+
+def attach_mount(mounted: int, target: str) -> None:
+    """Put a detached mount where it can be seen."""
+    _syscall("move_mount", mounted, b"", AT_FDCWD, os.fsencode(target), FROM_DESCRIPTOR)
+
+
+def restrict_mount(mounted: int, flags: int) -> None:
+    """Add flags such as read-only to a detached mount."""
+    attributes = struct.pack("QQQQ", flags, 0, 0, 0)
+    _syscall("mount_setattr", mounted, b"", _AT_EMPTY_PATH, attributes, ctypes.c_size_t(32))
 
 
 def map_owners(mounted: int, users: int) -> None:

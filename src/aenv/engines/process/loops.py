@@ -24,6 +24,7 @@ from aenv.engines.process.jail import python
 
 OWNER = 1000
 """Whose the files of a volume are in its image, whoever they are shown as."""
+HINT = "volumes take the process engine as root on Linux, with isolation and loop devices"
 KIND = "ext4"
 PATIENCE = 60.0
 """Seconds that mounting may take."""
@@ -96,30 +97,43 @@ def main(answer: int, image: str, user: int) -> None:
         mounted = _mounted(image)
         with suppress(OSError):  # what belongs to nobody inside is only in the way
             os.rmdir("lost+found", dir_fd=mounted)
-        kernel.map_owners(mounted, _mapping(user))
+        owner = f"{OWNER} {user} 1"
+        kernel.map_owners(mounted, mapping(owner, owner))
         socket.send_fds(spawner, [b"{}"], [mounted])
     except OSError as exc:
         spawner.sendall(json.dumps([exc.errno or 0, exc.strerror or str(exc)]).encode())
 
 
 def _mounted(image: str) -> int:
+    device, path = attach_device(image)
+    try:
+        return kernel.detached_mount(KIND, path, kernel.NOSUID | kernel.NODEV, "discard")
+    finally:
+        os.close(device)
+
+
+def attach_device(image: str) -> tuple[int, str]:
+    """A device whose file is the image: an open descriptor of it, and its path. It lets go of the image when nobody has
+    it open or mounted."""
     file = os.open(image, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    control = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
-    for _ in range(_ATTEMPTS):
-        path = f"/dev/loop{fcntl.ioctl(control, _GET_FREE)}"
-        device = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.ioctl(device, _CONFIGURE, _configuration(file))
-        except OSError as exc:
-            os.close(device)
-            if exc.errno != errno.EBUSY:  # which it is when somebody else took it
-                raise
-            continue
-        try:
-            return kernel.detached_mount(KIND, path, kernel.NOSUID | kernel.NODEV, "discard")
-        finally:
-            os.close(device)
-    raise OSError(errno.EBUSY, "no loop device stays free long enough")
+    control = -1
+    try:
+        control = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
+        for _ in range(_ATTEMPTS):
+            path = f"/dev/loop{fcntl.ioctl(control, _GET_FREE)}"
+            device = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.ioctl(device, _CONFIGURE, _configuration(file))
+                return device, path
+            except OSError as exc:
+                os.close(device)
+                if exc.errno != errno.EBUSY:  # which it is when somebody else took it
+                    raise
+        raise OSError(errno.EBUSY, "no loop device stays free long enough")
+    finally:
+        os.close(file)
+        if control >= 0:
+            os.close(control)
 
 
 def _configuration(file: int) -> bytes:
@@ -127,8 +141,8 @@ def _configuration(file: int) -> bytes:
     return _CONFIGURATION.pack(file, 0, *numbers, 0, 0, 0, _AUTOCLEAR, b"", b"", b"", 0, 0)
 
 
-def _mapping(user: int) -> int:
-    """A user namespace in which the owner of a volume's files is that user of this machine."""
+def mapping(users: str, groups: str) -> int:
+    """A user namespace with these rows, for a mount whose files shall seem to belong to others."""
     ready, is_ready = os.pipe()
     stay, leave = os.pipe()
     pid = os.fork()
@@ -143,8 +157,8 @@ def _mapping(user: int) -> int:
         os.close(is_ready)
         if not os.read(ready, 1):
             raise OSError(errno.EPERM, "no user namespace is to be had")
-        for name in ("uid_map", "gid_map"):
-            Path(f"/proc/{pid}/{name}").write_text(f"{OWNER} {user} 1")
+        Path(f"/proc/{pid}/uid_map").write_text(users)
+        Path(f"/proc/{pid}/gid_map").write_text(groups)
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(leave)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from aenv.engines.process.seconds import MOUNTS
 from aenv.engines.process.site import Site
 from aenv.engines.process.zygotes import Key, NotPreloadable, Zygote
 from aenv.engines.stages import Stages
@@ -37,12 +38,14 @@ class Nursery:
         ``stages`` is told where the time goes."""
         site = self._site
         datasource = spec["datasource"] if site.powers.namespaces else ""
-        mounts = tuple(sorted(volume["mount"] for volume in spec.get("volumes", ())))
+        volumes = tuple(sorted(volume["mount"] for volume in spec.get("volumes", ())))
+        # What is in a second sandbox's mounts is nothing that an import could see, whenever it is done.
+        mounts = volumes + MOUNTS if spec.get("second") else volumes
         key = Key(
             spec["owner"], spec["project"], spec["stamp"], spec["interpreter"], site.network(spec), datasource, mounts
         )
         preload = spec["preload"]
-        if preload == "auto" and (site.isolation == "strict" or mounts):
+        if preload == "auto" and (site.isolation == "strict" or volumes):
             # A hostile import would reach every later fork of its zygote; and an import may look into a volume.
             preload = False
         if preload is False:

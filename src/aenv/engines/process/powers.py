@@ -123,6 +123,10 @@ def explain() -> list[tuple[str, str, str, str]]:
             rows.append((f"isolation: {what}", "warn", f"{without[what]} ({lack.why})", lack.fix))
         else:
             rows.append((f"isolation: {what}", "ok", promise, ""))
+    if why := found.no_volumes:
+        rows.append(("volumes", "warn", f"services of the process engine keep nothing: {why}", loops.HINT))
+    else:
+        rows.append(("volumes", "ok", "storage of services, each kept to its size", ""))
     return rows
 
 

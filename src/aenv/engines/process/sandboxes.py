@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-import socket
 import time
 from collections import OrderedDict
 from contextlib import suppress
@@ -16,6 +15,7 @@ from aenv.engines.process.cells import Cell, Cells, Shape
 from aenv.engines.process.egress import Egress
 from aenv.engines.process.jail import SPAN
 from aenv.engines.process.nursery import Nursery
+from aenv.engines.process.seconds import VARIABLES, Second
 from aenv.engines.process.site import Site
 from aenv.engines.process.volumes import Held, Volumes
 from aenv.engines.process.wire import discard, failure, words
@@ -63,6 +63,7 @@ class Live:
         """Whether its start has failed, and is about to end it."""
         self.watching: asyncio.Task[None] | None = None
         self.measuring: asyncio.Task[None] | None = None
+        self.beside: asyncio.Task[None] | None = None
         self.ending: asyncio.Task[None] | None = None
 
     def described(self) -> dict[str, Any]:
@@ -231,14 +232,15 @@ class Sandboxes:
             await self._volumes.take(wanted, live.id, lambda: live.ending is not None, live.volumes)
             live.volumes.sort(key=lambda held: held.mount)
         cell = await self._cell(live)
-        if cell.outlet is not None:
-            await self._admit(live, cell.outlet)
+        if cell.outlets:
+            await self._admit(live, cell)
         if live.hidden is not None:
             cell.printed.hide(live.hidden)
         live.stages.begin("serve")
         try:
             await cell.channel.send(self._secrets(live))
-            facts = await self._come_up(live, cell)
+            coming = self._come_up(live, cell)
+            facts = await (coming if cell.second is None else cell.second.during(coming))
         except SandboxLost:
             raise SandboxLost(await self._cells.why(cell)) from None
         if not isinstance(facts, dict):
@@ -252,9 +254,11 @@ class Sandboxes:
         live.state = "Running"
         live.watching = asyncio.create_task(self._watch(live, cell))
         self._arm(live)
+        if cell.second is not None:
+            live.beside = asyncio.create_task(self._watch_second(live, cell.second))
         if live.volumes:
             live.measuring = asyncio.create_task(self._measure(live))
-        else:
+        if not cell.mounts:
             self._cells.stock(cell.zygote, cell.shape)
 
     async def _come_up(self, live: Live, cell: Cell) -> Any:
@@ -272,6 +276,9 @@ class Sandboxes:
     async def _cell(self, live: Live) -> Cell:
         """A sealed process for it, from its zygote; from another one when that turns out to be dead."""
         shape = Shape.of(live.spec, self._site.network(live.spec))
+        second = live.spec.get("second")
+        if second:  # the two have as much between them as one alone
+            shape = shape._replace(storage=shape.storage // 2)
         again = True
         while True:
             zygote = await self._nursery.zygote(live.spec, live.stages)
@@ -280,6 +287,10 @@ class Sandboxes:
                 live.stages.begin("volumes")
                 mounted = await self._volumes.mount(live.volumes, self._cells.user(cell))
                 cell.add_volumes([held.mount for held in live.volumes], mounted)
+            if second:
+                live.stages.begin("second")
+                variables = self._site.variables(live.spec)
+                await self._cells.add_second(cell, second["directory"], second["program"], variables)
             try:
                 await self._cells.seal(cell, live.stages)
                 return cell
@@ -290,27 +301,29 @@ class Sandboxes:
             live.cell = None
             await finish(self._cells.end(cell))
 
-    async def _admit(self, live: Live, outlet: socket.socket) -> None:
-        """Hand the instance's only way out to the proxy."""
+    async def _admit(self, live: Live, cell: Cell) -> None:
+        """Hand the instance's only way out to the proxy, and that of its second sandbox."""
         async with self._opening_egress:
             if self._egress is None or self._egress.died:
                 self._egress = await self._open_egress(but=live)
-            await self._egress.add(live.id, outlet, live.spec["network"]["allow"])
+            for which, outlet in cell.outlets.items():
+                await self._egress.add(live.id + which, outlet, live.spec["network"]["allow"])
 
     async def _open_egress(self, but: Live | None = None) -> Egress:
         """Start the proxy, also for those whose proxy died."""
         egress = await Egress.start(self._site.users + SPAN - 1 if self._site.powers.privileged else None)
         self._minding = asyncio.create_task(self._mind_egress(egress))
         for live in list(self._live.values()):
-            if live is not but and live.cell is not None and live.cell.outlet is not None and live.ending is None:
+            if live is not but and live.cell is not None and live.ending is None:
                 with suppress(AEnvError):  # it may be about to end
-                    await egress.add(live.id, live.cell.outlet, live.spec["network"]["allow"])
+                    for which, outlet in live.cell.outlets.items():
+                        await egress.add(live.id + which, outlet, live.spec["network"]["allow"])
         return egress
 
     async def _mind_egress(self, egress: Egress) -> None:
         await egress.wait()
         async with self._opening_egress:
-            if self._egress is egress and any(live.cell and live.cell.outlet for live in self._live.values()):
+            if self._egress is egress and any(live.cell and live.cell.outlets for live in self._live.values()):
                 self._egress = await self._open_egress()
 
     def _secrets(self, live: Live) -> dict[str, Any]:
@@ -319,7 +332,9 @@ class Sandboxes:
         datasource = "/datasource" if spec["datasource"] and self._site.powers.namespaces else spec["datasource"]
         return {
             "id": live.id,
-            "environment_variables": self._site.variables(spec) | spec["environment_variables"],
+            "environment_variables": self._site.variables(spec)
+            | spec["environment_variables"]
+            | (VARIABLES if spec.get("second") else {}),
             "secrets": spec["secrets"],
             "arguments": spec["arguments"],
             "datasource": datasource,
@@ -365,6 +380,10 @@ class Sandboxes:
         ended_well = cell.exit is not None and cell.exit.done() and cell.exit.result() == 0
         self._end(live, "Terminated" if ended_well else "Failed", reason)
 
+    async def _watch_second(self, live: Live, second: Second) -> None:
+        """Notice the end of the sandbox beside it, without which it is none."""
+        self._end(live, "Failed", await second.ended())
+
     async def _measure(self, live: Live) -> None:
         """Notice when a volume is full, and when it is not any more."""
         while True:
@@ -386,14 +405,15 @@ class Sandboxes:
         live.stages.end()
         if live.timer is not None:
             live.timer.cancel()
-        for watching in (live.watching, live.measuring):
+        for watching in (live.watching, live.measuring, live.beside):
             if watching is not None:
                 watching.cancel()
         if (cell := live.cell) is not None:
             await self._cells.end(cell, ask=live.teardown)
-            if cell.outlet is not None and self._egress is not None:
+            for which in cell.outlets:
                 with suppress(AEnvError, OSError):
-                    await self._egress.remove(live.id)
+                    if self._egress is not None:
+                        await self._egress.remove(live.id + which)
         await self._volumes.release(live.volumes)
         del self._live[live.id]
         if not live.deleted:

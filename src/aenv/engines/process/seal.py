@@ -22,15 +22,23 @@ _FILES = 4096
 """Most descriptors an instance may have open."""
 _END = 2**32 - 1
 """Higher than any descriptor."""
-_OVERLAY = b"lowerdir=/project,upperdir=/stage/upper,workdir=/stage/work,userxattr"
-_NAME = b"sandbox"
-"""What the machine is called inside."""
+_OVERLAY = b"lowerdir=%b,upperdir=/stage/upper,workdir=/stage/work,userxattr"
 _NAMESPACES = kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS
-_OWN = ((b"/stage/tmp", b"/tmp"), (b"/stage/home", b"/home/sandbox"), (b"/stage/shm", b"/dev/shm"))
 
 
 class Seal:
     """The seal of a zygote's instances. The first of them decides what it consists of: they differ in values only."""
+
+    name = b"sandbox"
+    """What the machine is called inside."""
+    work = b"/project"
+    """The work directory: what the jail shows there, and the sandbox's own changes to it."""
+    own: tuple[tuple[bytes, bytes], ...] = (
+        (b"/stage/tmp", b"/tmp"),
+        (b"/stage/home", b"/home/sandbox"),
+        (b"/stage/shm", b"/dev/shm"),
+    )
+    """Directories that are empty at the start: where they are made, and where they are seen."""
 
     def __init__(self, order: dict[str, Any], tasks: int) -> None:
         self._user, self._log = ctypes.c_uint(), ctypes.c_int()
@@ -45,7 +53,7 @@ class Seal:
             *(step("write", descriptor, b"0", 1) for descriptor in self._tasks),
             *self._descriptors(),
             *self._network(order["network"]),
-            step("sethostname", _NAME, len(_NAME)),
+            step("sethostname", self.name, len(self.name)),
             *self._mounts(order["overlay"]),
             *self._privileges(bool(order["user"])),
             *self._limits(order["memory"] is not None),
@@ -93,17 +101,17 @@ class Seal:
             _mount(b"devpts", b"/dev/pts", b"devpts", NOSUID | NOEXEC, b"newinstance,ptmxmode=0666,mode=620"),
             _mount(b"tmpfs", b"/stage", b"tmpfs", NOSUID | NODEV, self._size),
         ]
-        for stage, target in _OWN:
+        for stage, target in self.own:
             steps += [*self._directory(stage, 0o700), _mount(stage, target, None, BIND)]
         if overlay:
             for stage in (b"/stage/upper", b"/stage/work"):
                 steps += self._directory(stage, 0o755)
-            steps.append(_mount(b"overlay", b"/project", b"overlay", NOSUID | NODEV, _OVERLAY))
+            steps.append(_mount(b"overlay", self.work, b"overlay", NOSUID | NODEV, _OVERLAY % self.work))
         else:
-            steps += [(self._copy, ()), _mount(b"/stage/project", b"/project", None, BIND)]
+            steps += [(self._copy, ()), _mount(b"/stage/project", self.work, None, BIND)]
         for volume, mount in self._volumes:
             steps += self._mount_volume(volume, mount)
-        return [*steps, step("umount2", b"/stage", DETACH), step("chdir", b"/project")]
+        return [*steps, step("umount2", b"/stage", DETACH), step("chdir", self.work)]
 
     def _mount_volume(self, volume: ctypes.c_int, mount: str) -> list[Step]:
         """Put what the spawner mounted where the sandbox finds it."""
@@ -129,7 +137,7 @@ class Seal:
 
     def _copy(self) -> int:
         user = self._user.value
-        shutil.copytree("/project", "/stage/project", symlinks=True)
+        shutil.copytree(os.fsdecode(self.work), "/stage/project", symlinks=True)
         for directory, _, files in os.walk("/stage/project"):
             for path in (directory, *(os.path.join(directory, name) for name in files)):
                 os.chown(path, user, user, follow_symlinks=False)

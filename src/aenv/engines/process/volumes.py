@@ -30,7 +30,6 @@ MOST = 8
 """Volumes of one sandbox."""
 LEAST, LARGEST = 1024 * 1024, 8 * 1024**4
 """Bytes of the smallest volume, and of the largest: the tables of a file system are written whatever is in it."""
-HINT = "volumes take the process engine as root on Linux, with isolation and loop devices"
 NARROW, MOST_NARROW = 1 / 16, 16 * 1024**2
 """A volume is called full when less of it is free than this part, or these bytes: a large write fails as a whole."""
 _EXTENDED = f"root_owner={loops.OWNER}:{loops.OWNER},lazy_itable_init=1,lazy_journal_init=1,nodiscard"
@@ -39,6 +38,8 @@ _JOURNALED = 8 * 1024**2
 """Bytes from which on a file system has a journal."""
 _LONGEST = 200
 """Characters of an owner or a name, as written in a path."""
+_LOST_AND_FOUND = 16 * 1024
+"""Bytes of the directory that every new file system has."""
 _GONE = 20.0
 """Seconds in which what held an image must let go of it, once it has ended."""
 _MAKING = 600.0
@@ -106,7 +107,7 @@ class Volumes:
             await self._reserve(path)
             held = self._held[path] = Held(volume, path, holder, leaving)
             into.append(held)
-            await finish(asyncio.to_thread(_open, held))
+            await finish(asyncio.to_thread(lock, held))
             await _let_go(held.image)
             await finish(asyncio.to_thread(_make, held))
 
@@ -153,7 +154,7 @@ class Volumes:
         """The owner's volumes, and the bytes in use in each."""
         self._able()
         mounted = {held.path: _in_use(held.mounted) for held in self._held.values() if held.mounted >= 0}
-        return await asyncio.to_thread(_listed, self._place(owner), mounted)
+        return await asyncio.to_thread(listed, self._place(owner), mounted)
 
     async def delete(self, owner: str, name: str) -> None:
         """Forget a volume; ``Conflict`` while a sandbox has it."""
@@ -165,7 +166,7 @@ class Volumes:
         held = Held({"owner": owner, "name": name, "mount": "", "size": 0}, path, "one that deletes it", lambda: True)
         self._held[path] = held
         try:
-            await finish(asyncio.to_thread(_open, held))
+            await finish(asyncio.to_thread(lock, held))
             await _let_go(held.image)
             await finish(asyncio.to_thread(_remove, path))
         finally:
@@ -173,7 +174,7 @@ class Volumes:
 
     def _able(self) -> None:
         if self._why_not:
-            raise Unsupported(f"volumes are not to be had here: {self._why_not}", hint=HINT)
+            raise Unsupported(f"volumes are not to be had here: {self._why_not}", hint=loops.HINT)
 
     def _place(self, *names: str) -> Path:
         return self._root.joinpath(*(_written(name) for name in names))
@@ -235,7 +236,7 @@ def _written(name: str) -> str:
 # What blocks, and is done in a thread
 
 
-def _open(held: Held) -> None:
+def lock(held: Held) -> None:
     """Take the lock of a volume; ``Conflict`` when another process has it."""
     while True:
         try:
@@ -314,6 +315,18 @@ def _write(held: Held, size: int, free: int | None) -> None:
     config.replace_file(held.path / "volume.json", json.dumps(facts), mode=0o600)
 
 
+def note_free(held: Held) -> None:
+    """Write down, while it is empty and not mounted, how much is free in it once lost+found is removed."""
+    if _facts(held.path).get("free") is None:
+        _write(held, held.size, _free(held.image) + _LOST_AND_FOUND)
+
+
+def size_of(path: Path) -> int:
+    """Bytes that the volume in that directory holds at most; 0 when nobody knows."""
+    size = _facts(path).get("size")
+    return size if isinstance(size, int) else 0
+
+
 def _mount(held: Held, user: int) -> None:
     try:
         held.mounted = loops.attach(held.image, user)
@@ -330,7 +343,7 @@ def _remove(path: Path) -> None:
         path.parent.rmdir()
 
 
-def _listed(place: Path, mounted: dict[Path, int]) -> dict[str, int]:
+def listed(place: Path, mounted: dict[Path, int]) -> dict[str, int]:
     found = {}
     for path in _directories(place):
         with suppress(OSError):  # it is made or deleted at this moment

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import importlib
 import os
 import select
 import signal
@@ -47,6 +48,8 @@ def main(control: int) -> NoReturn:
         given = order["variables"] | found.environment_variables
         config.replace_environment(given)
         rehearse(found, serve, given)
+        if order["dual"]:
+            importlib.import_module("aenv.runtime.second")  # which each instance needs at once
         sys.argv = [found.name]
         if order["preload"] is not False:
             send(spawner, IMPORTING)

@@ -20,6 +20,7 @@ from aenv.engines.process.cgroups import Limits, remove_soon
 from aenv.engines.process.install import install
 from aenv.engines.process.output import Printed
 from aenv.engines.process.powers import Powers
+from aenv.engines.process.second import LINK
 from aenv.engines.process.site import Site
 from aenv.engines.process.volumes import made_outside
 from aenv.engines.process.wire import IMPORTING, Channel, close_all, connect, discard, failure, until, words
@@ -162,7 +163,7 @@ class Zygote:
             await made.close()
             process.kill()
             await asyncio.to_thread(process.wait)
-            await asyncio.to_thread(_end_group, process.pid)
+            await asyncio.to_thread(end_group, process.pid)
             if isinstance(exc, SandboxLost):
                 raise StartFailed(f"{ended}\n{made.printed.last()}".rstrip()) from exc
             raise
@@ -180,16 +181,7 @@ class Zygote:
                 tasks = site.groups.open(self._leaf)
                 passed += tasks
                 given += tasks
-        return subprocess.Popen(
-            _command(site.powers, key, given),
-            env={},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=given,
-            start_new_session=True,
-            cwd="/",
-        )
+        return launch(_command(site.powers, key, given), given, log)
 
     @property
     def _how_it_ended(self) -> str:
@@ -209,20 +201,15 @@ class Zygote:
         powers = self._site.powers
         if powers.namespaces:
             await self._channel.send(_plan(self._site, self._number, key))
-            _, descriptors = await self._channel.receive()
-            if len(descriptors) != 1:
-                discard(descriptors)
-                raise StartFailed(f"the jail could not be built\n{self.printed.last()}".rstrip())
-            self._process = descriptors[0]
+            self._process = await stub_of(self._channel)
             await asyncio.to_thread(process.wait)
         else:
             self.pid = process.pid
             if hasattr(os, "pidfd_open"):
                 self._process = os.pidfd_open(process.pid)
         self._channel.ask_who()
-        await self._channel.send(
-            {"project": self.project, "preload": preload, "jailed": powers.namespaces, "variables": variables}
-        )
+        order = {"project": self.project, "preload": preload, "jailed": powers.namespaces, "variables": variables}
+        await self._channel.send(order | {"dual": LINK in key.mounts})
         facts, descriptors = await self._channel.receive()
         discard(descriptors)
         if facts == IMPORTING:
@@ -371,7 +358,30 @@ def bury(pidfd: int) -> None:
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
 
 
-def _end_group(leader: int) -> None:
+def launch(command: list[str], given: list[int], log: int) -> subprocess.Popen[bytes]:
+    """Start the first process of a jail, or of what is one where there are none."""
+    return subprocess.Popen(
+        command,
+        env={},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=given,
+        start_new_session=True,
+        cwd="/",
+    )
+
+
+async def stub_of(channel: Channel) -> int:
+    """A handle on the process that holds a jail together, once that is built. Its first process ends then."""
+    _, descriptors = await channel.receive()
+    if len(descriptors) != 1:
+        discard(descriptors)
+        raise SandboxLost("the jail could not be built")
+    return descriptors[0]
+
+
+def end_group(leader: int) -> None:
     """End and bury what a jail that came to nothing left to this process: its stub may never have been told of."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)

@@ -161,6 +161,30 @@ def processes() -> list[str]:
     return found
 
 
+@register_tool
+async def second(ctx: Context, command: str | list[str], timeout: float = 60.0, given: str = "") -> dict[str, Any]:
+    """Run a command in the second container."""
+    done = await ctx.second.exec(command, timeout=timeout, input=given)
+    return {
+        "returncode": done.returncode,
+        "stdout": done.stdout,
+        "stderr": done.stderr,
+        "timed_out": done.timed_out,
+    }
+
+
+@register_tool
+async def second_write(ctx: Context, path: str, text: str) -> None:
+    """Write a file of the second container."""
+    await ctx.second.write(path, text)
+
+
+@register_tool
+async def second_read(ctx: Context, path: str) -> str:
+    """Read a file of the second container."""
+    return (await ctx.second.read(path)).decode()
+
+
 @register_function
 def ping() -> str:
     """Say that it is there."""

@@ -33,7 +33,10 @@ def apart(work: Callable[[], Any], patience: int = 20) -> Any:
 
 def is_jail() -> bool:
     """Whether this is the root of a sandbox. Nowhere else may an attack go beyond what a test named."""
-    return all(os.path.isdir(path) for path in ("/runtime/aenv", "/stage", "/home/sandbox"))
+    is_container = os.path.ismount("/aenv/link")
+    is_second = os.path.ismount("/task") and os.path.isdir("/stage")
+    is_main = all(os.path.isdir(path) for path in ("/runtime/aenv", "/stage", "/home/sandbox"))
+    return is_main or is_container or is_second
 
 
 def in_a_jail() -> None:

@@ -1,0 +1,1 @@
+"""The engine on containers: Docker, and Podman, which speaks the same API."""

@@ -1,0 +1,76 @@
+"""What the daemon tells of containers as it happens, without a gap: also when it was gone for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from aenv.engines.docker.daemon import Daemon
+from aenv.errors import AEnvError
+
+log = logging.getLogger("aenv.engine")
+_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_OVERLAP = 1.0
+"""Seconds before the last word, from which on everything is told again: who hears something twice must not mind."""
+
+
+class Watch:
+    """One stream of events, which is opened again when it ends."""
+
+    def __init__(
+        self,
+        daemon: Daemon,
+        label: str,
+        tell: Callable[[str, str, Mapping[str, str]], None],
+        look: Callable[[bool], Awaitable[None]],
+    ) -> None:
+        """``tell`` gets what happened, the container's own id and its attributes, for those with that label. ``look``
+        is awaited after a gap, in which things may have happened that are never told: with True when the daemon itself
+        was gone."""
+        self._daemon, self._label, self._tell, self._look = daemon, label, tell, look
+        self._since = time.time() - _OVERLAP
+        self._task = asyncio.create_task(self._listen())
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        pause, gone = _PAUSE, False
+        while True:
+            begun = time.monotonic()
+            try:
+                await self._hear()
+                said = "it ended the stream"
+            except AEnvError as exc:
+                said = exc.message
+            log.debug("events of %s stopped: %s", self._daemon.shown, said)
+            pause = _PAUSE if time.monotonic() - begun > _LONGEST_PAUSE else min(pause * 2, _LONGEST_PAUSE)
+            await asyncio.sleep(pause)
+            try:
+                await self._daemon.greet()
+                await self._look(gone)
+                gone = False
+            except AEnvError as exc:
+                gone = True
+                log.debug("%s does not answer yet: %s", self._daemon.shown, exc)
+
+    async def _hear(self) -> None:
+        filters = {"type": ["container"], "label": [self._label]}
+        query = {"filters": filters, "since": f"{self._since:.9f}"}
+        async with aclosing(self._daemon.lines("GET", "/events", query=query)) as events:
+            async for event in events:
+                self._since = max(self._since, _time(event) - _OVERLAP)
+                actor = event.get("Actor")
+                attributes = actor.get("Attributes") if isinstance(actor, dict) else None
+                if isinstance(actor, dict) and isinstance(attributes, dict):
+                    self._tell(str(event.get("Action") or ""), str(actor.get("ID") or ""), attributes)
+
+
+def _time(event: Mapping[str, Any]) -> float:
+    told = event.get("timeNano")
+    return told / 1e9 if isinstance(told, int) else 0.0
