@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NAME ?= 01-hello
+BASE ?= python:3.12-slim
 SOAK_SECONDS ?= 600
 
 .DEFAULT_GOAL := help
-.PHONY: help install components demo test lint bench bench-check docs serve soak clean
+.PHONY: help install components base-image demo test lint bench bench-check docs serve soak clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
@@ -29,9 +30,13 @@ $(VENV)/dev.stamp: pyproject.toml $(VENV)/package.stamp
 
 install: $(VENV)/dev.stamp  ## the package and the tools for development, in .venv
 
-components: $(VENV)/dev.stamp  ## what more tests need: Node tools, an S3 server, packages of others
+components: $(VENV)/dev.stamp  ## what more tests need: Node tools, an S3 server, packages of others, a root file system
 	@scripts/node-tools
 	@$(BIN)/python -m tests.peers
+	@$(BIN)/python -m tests.daemons
+
+base-image: $(VENV)/package.stamp  ## the image that the Docker engine runs projects in, built on BASE
+	@$(BIN)/python scripts/base_image.py --base $(BASE)
 
 demo: $(VENV)/package.stamp  ## examples/01-hello: two episodes, from tools to reward
 	@cd examples/$(NAME) && $(abspath $(BIN))/python episode.py
@@ -60,8 +65,9 @@ docs: $(VENV)/dev.stamp  ## write the generated parts of docs/reference
 serve: $(VENV)/package.stamp  ## serve the example on port 8081
 	@$(BIN)/aenv run --work-dir examples/$(NAME) --quiet
 
-soak: $(VENV)/dev.stamp  ## ten minutes of everything against two servers on one Redis (SOAK_SECONDS)
+soak: $(VENV)/dev.stamp  ## ten minutes of everything against two servers on one Redis, and on Docker (SOAK_SECONDS)
 	@$(BIN)/python -m benchmarks.soak platform --seconds $(SOAK_SECONDS)
+	@$(BIN)/python -m benchmarks.soak docker --seconds $(SOAK_SECONDS)
 
 clean:  ## forget the virtual environment and the caches
 	@rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache

@@ -8,7 +8,19 @@ import sys
 import time
 from collections.abc import Callable
 
-from benchmarks import calls, clients, gateway, http_client, instances, platform, replicas, report, startup, stores
+from benchmarks import (
+    calls,
+    clients,
+    containers,
+    gateway,
+    http_client,
+    instances,
+    platform,
+    replicas,
+    report,
+    startup,
+    stores,
+)
 from benchmarks.measure import Effort, Line
 
 FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
@@ -33,9 +45,19 @@ FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
     "platform_many": platform.many,
     "platform_list": platform.listing,
     "replicas": replicas.replicas,
+    "containers": containers.create,
+    "containers_many": containers.many,
+    "second": containers.second,
 }
 ISOLATED = ("instance_start", "instances", "instance_calls", "platform_create", "platform_warm", "platform_many")
 """What is measured only where a sandbox can be isolated in every way."""
+LACKING: dict[str, Callable[[], str]] = {
+    "replicas": replicas.lacking,
+    "containers": containers.lacking,
+    "containers_many": containers.lacking,
+    "second": containers.lacking_second,
+}
+"""Why other figures cannot be measured here, if they cannot."""
 TRIES = 3
 
 
@@ -53,9 +75,10 @@ def main() -> int:
     if any(name in ISOLATED for name in wanted) and (reason := instances.lacking()):
         sys.stderr.write(f"skipped: {', '.join(ISOLATED)} ({reason})\n")
         wanted, whole = [name for name in wanted if name not in ISOLATED], False
-    if "replicas" in wanted and (reason := replicas.lacking()):
-        sys.stderr.write(f"skipped: replicas ({reason})\n")
-        wanted, whole = [name for name in wanted if name != "replicas"], False
+    for name, lacking in LACKING.items():
+        if name in wanted and (reason := lacking()):
+            sys.stderr.write(f"skipped: {name} ({reason})\n")
+            wanted, whole = [other for other in wanted if other != name], False
     lines: list[Line] = []
     for name in wanted:
         lines += _measured(name, Effort(quick=options.check), known, again=options.check)

@@ -50,7 +50,7 @@ _LIVING = ("Pending", "Creating", "Running")
 def create(effort: Effort) -> list[Line]:
     """From a new ``Environment`` to its first answer: through a platform, straight and by its gateway; and without."""
     with (
-        _platform() as platform,
+        serving() as platform,
         owners.owner() as engine,
         owners.owner("settings") as embedded,
         platform.owner("settings") as straight,
@@ -76,13 +76,13 @@ def create(effort: Effort) -> list[Line]:
 
 def warm(effort: Effort) -> list[Line]:
     """The same through the API, where a warm sandbox waits, against a fork; and where each instance imports slowly."""
-    with _platform() as platform, ExitStack() as stack:
+    with serving() as platform, ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aenv-bench-warm-")))
-        forked = stack.enter_context(_pooled(platform, folder, "forked", 0))
-        pooled = stack.enter_context(_pooled(platform, folder, "pooled", SEQUENCE + 1))
-        slow = stack.enter_context(_pooled(platform, folder, "slow", 0, imports=IMPORT))
-        slow_pooled = stack.enter_context(_pooled(platform, folder, "slow-pooled", 2, imports=IMPORT))
-        sides = ((pooled, SEQUENCE), (forked, SEQUENCE), (slow_pooled, 1), (slow, 1))
+        forked = stack.enter_context(pooled(platform, folder, "forked", 0))
+        waiting = stack.enter_context(pooled(platform, folder, "pooled", SEQUENCE + 1))
+        slow = stack.enter_context(pooled(platform, folder, "slow", 0, imports=IMPORT))
+        slow_pooled = stack.enter_context(pooled(platform, folder, "slow-pooled", 2, imports=IMPORT))
+        sides = ((waiting, SEQUENCE), (forked, SEQUENCE), (slow_pooled, 1), (slow, 1))
         for owner, _ in sides:
             owner.ask("sequence", count=3)
 
@@ -103,7 +103,7 @@ def warm(effort: Effort) -> list[Line]:
 
 
 @contextmanager
-def _pooled(platform: _Platform, folder: Path, name: str, size: int, *, imports: float = 0.0) -> Iterator[Owner]:
+def pooled(platform: Platform, folder: Path, name: str, size: int, *, imports: float = 0.0) -> Iterator[Owner]:
     """A client of the benchmarks' project under another name, with so many that wait."""
     root = folder / name
     shutil.copytree(PROJECT, root, ignore=shutil.ignore_patterns("__pycache__"))
@@ -122,7 +122,7 @@ def _pooled(platform: _Platform, folder: Path, name: str, size: int, *, imports:
 def many(effort: Effort) -> list[Line]:
     """1,000 instances by 64 clients through the API: all of them answer, all of them end, and nothing is left."""
     part = (COUNT_QUICK if effort.quick else COUNT) // PARTS
-    with _platform() as platform, owners.owner() as engine:
+    with serving() as platform, owners.owner() as engine:
         platform.push()
         with platform.owner("settings") as client:
             for owner in (engine, client):
@@ -168,7 +168,7 @@ def _together(clients: Sequence[Owner], verb: str, **arguments: object) -> float
 
 def listing(effort: Effort) -> list[Line]:
     """The last page of 10,000 instances over HTTP, against the first of 100."""
-    with _platform(records=RECORDS, isolation="auto") as full, _platform(records=PAGE, isolation="auto") as small:
+    with serving(records=RECORDS, isolation="auto") as full, serving(records=PAGE, isolation="auto") as small:
         for platform, total in ((full, RECORDS), (small, PAGE)):
             platform.page(0, total)
         last, first = interleave(
@@ -179,7 +179,7 @@ def listing(effort: Effort) -> list[Line]:
     return [line("last page of 10,000 over HTTP", "ms", last, "first of 100", first, limit=MOST_PAGE, scale=1e3)]
 
 
-def _timed(platform: _Platform, offset: int, total: int) -> float:
+def _timed(platform: Platform, offset: int, total: int) -> float:
     begin = time.perf_counter()
     for _ in range(PAGES):
         platform.page(offset, total)
@@ -189,7 +189,7 @@ def _timed(platform: _Platform, offset: int, total: int) -> float:
 # A platform
 
 
-class _Platform(Family):
+class Platform(Family):
     """``aenv serve`` in a process of its own, and its user's token."""
 
     def __init__(self, process: subprocess.Popen[bytes], home: Path) -> None:
@@ -257,8 +257,9 @@ class _Platform(Family):
 
 
 @contextmanager
-def _platform(*, records: int = 0, isolation: str = "strict") -> Iterator[_Platform]:
-    """A platform with so many records of instances that have ended. All that it made ends with the block."""
+def serving(*options: str, records: int = 0, isolation: str = "strict", **variables: str) -> Iterator[Platform]:
+    """A platform with so many records of instances that have ended. All that it made on this machine's own engine ends
+    with the block."""
     command: list[str | Path] = [
         OURS,
         "-m",
@@ -271,12 +272,13 @@ def _platform(*, records: int = 0, isolation: str = "strict") -> Iterator[_Platf
         "--until-eof",
         "-o",
         "json",
+        *options,
     ]
     with owners.new_home() as home:
         if records:
             asyncio.run(_write(home, records))
-        env = environment(AENV_HOME=str(home), AENV_ISOLATION=isolation)
-        with running(command, cwd=home, env=env, piped=True) as process, closing(_Platform(process, home)) as platform:
+        env = environment(AENV_HOME=str(home), AENV_ISOLATION=isolation, **variables)
+        with running(command, cwd=home, env=env, piped=True) as process, closing(Platform(process, home)) as platform:
             yield platform
 
 

@@ -16,9 +16,10 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from aenv import AEnvError, Environment
 from aenv.client.api import ApiClient
@@ -163,11 +164,35 @@ async def watching(run: Run, pids: list[int], seconds: float) -> tuple[list[Stat
     return warm, [State.of(pid) for pid in pids]
 
 
+class Servers(NamedTuple):
+    """Two servers on one Redis, in one home, with the project published: where they are, the key to them, and their
+    processes."""
+
+    urls: list[str]
+    key: str
+    pids: list[int]
+    home: Path
+
+
+Leftovers = Callable[[Servers], Awaitable[list[str]]]
+"""What is left of them where they had their sandboxes."""
+
+
 async def soak(seconds: float) -> int:
+    return await churn(seconds, _nothing)
+
+
+async def _nothing(servers: Servers) -> list[str]:
+    return []
+
+
+async def churn(seconds: float, leftovers: Leftovers, *options: str, **variables: str) -> int:
+    """Everything at once against two servers with these options and variables."""
     if shutil.which("redis-server") is None:
         print("redis-server is not installed, and several servers share nothing else", file=sys.stderr)
         return 2
-    async with _platforms() as (urls, key, pids):
+    async with _platforms(*options, **variables) as servers:
+        urls, key, pids, _ = servers
         run = Run(urls, key, seconds)
         control, services = ApiClient(urls[0], key), ServicesClient(urls[0], key)
         await control.set_quota("platform", QuotaRequest(instances=ROOM + MEMBERS))
@@ -182,7 +207,7 @@ async def soak(seconds: float) -> int:
             watched = group.create_task(watching(run, pids, seconds))
         warm, end = watched.result()
         await services.delete(id)
-        left = await _left(control)
+        left = await _left(control) + await leftovers(servers)
     _report(run, warm, end)
     grown = [name for then, now in zip(warm, end, strict=True) for name in now.grown_since(then)]
     for what, found in (("growing", grown), ("left", left)):
@@ -220,13 +245,11 @@ def _report(run: Run, warm: list[State], end: list[State]) -> None:
 
 
 @asynccontextmanager
-async def _platforms() -> AsyncIterator[tuple[list[str], str, list[int]]]:
-    """Two servers on a Redis of their own, in one home, with the project published: where they are, the key to
-    them, and their processes."""
+async def _platforms(*options: str, **variables: str) -> AsyncIterator[Servers]:
     with owners.new_home() as home, _redis(home) as store:
-        env = environment(AENV_HOME=str(home))
+        env = environment(AENV_HOME=str(home), **variables)
         serve = [OURS, "-m", "aenv", "serve", "--port", "0", "--data-port", "0", "--until-eof", "-o", "json"]
-        command: list[str | Path] = [*serve, "--store", store]
+        command: list[str | Path] = [*serve, "--store", store, *options]
         with (
             running(command, cwd=home, env=env, piped=True) as one,
             running(command, cwd=home, env=env, piped=True) as other,
@@ -242,7 +265,7 @@ async def _platforms() -> AsyncIterator[tuple[list[str], str, list[int]]]:
                 timeout=START,
                 check=True,
             )
-            yield urls, key, [one.pid, other.pid]
+            yield Servers(urls, key, [one.pid, other.pid], home)
 
 
 @contextmanager

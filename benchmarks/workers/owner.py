@@ -1,7 +1,8 @@
 """A program that has instances of the project in its directory: it makes, calls and releases them as its parent asks.
 
-Its argument says where they come from: ``engine``, the process engine and nothing else; ``settings``, wherever an
-``Environment`` gets them here, embedded or from a platform; ``gateway``, a platform that is on another machine.
+Its argument says where they come from: ``engine``, the process engine and nothing else; ``docker``, the engine on
+containers; ``settings``, wherever an ``Environment`` gets them here, embedded or from a platform; ``gateway``, a
+platform that is on another machine.
 
 A request is a line ``{"do": verb, ...}``, its answer a line, too. ``open`` starts the engine, ``sequence`` has one
 instance after the other answer a first call, ``fill`` makes many that live, ``call`` calls each of them, ``serve``
@@ -25,6 +26,8 @@ import msgspec
 from aenv import Environment, http, project
 from aenv.client.platform import Platform
 from aenv.client.provision import Provision
+from aenv.engines import load_engine
+from aenv.engines.base import Engine
 from aenv.engines.process.engine import ProcessEngine
 from aenv.engines.specs import complete
 from aenv.models import EnvRef, Sandbox, SandboxSpec
@@ -82,8 +85,11 @@ class EngineOwner(Owner):
 
     def __init__(self) -> None:
         super().__init__()
-        self._engine = ProcessEngine()
+        self._engine: Engine = self._made()
         self._served = AsyncExitStack()
+
+    def _made(self) -> Engine:
+        return ProcessEngine()
 
     def _provision(self) -> Provision:
         return self._provide
@@ -92,6 +98,7 @@ class EngineOwner(Owner):
         return self._engine.provision(complete(spec, self._project))
 
     async def open(self) -> float:
+        assert isinstance(self._engine, ProcessEngine)
         return await _timed(self._engine.isolated())
 
     async def serve(self) -> dict[str, str | None]:
@@ -105,6 +112,13 @@ class EngineOwner(Owner):
 
     async def close(self) -> float:
         return await super().close() + await _timed(self._engine.close())
+
+
+class DockerOwner(EngineOwner):
+    """Instances that are containers."""
+
+    def _made(self) -> Engine:
+        return load_engine("docker")
 
 
 class Remote(Platform):
@@ -121,7 +135,12 @@ class GatewayOwner(Owner):
         return Remote(None)
 
 
-KINDS: dict[str, type[Owner]] = {"engine": EngineOwner, "settings": Owner, "gateway": GatewayOwner}
+KINDS: dict[str, type[Owner]] = {
+    "engine": EngineOwner,
+    "docker": DockerOwner,
+    "settings": Owner,
+    "gateway": GatewayOwner,
+}
 
 
 async def _call(env: Environment) -> None:

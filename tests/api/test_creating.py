@@ -15,6 +15,7 @@ from aenv.api import idempotency
 from aenv.auth.callers import Caller, Scope
 from aenv.auth.tokens import local_token
 from aenv.engines.failing import FailingEngine, NeverReadyEngine, PaperEngine
+from aenv.engines.plain import PlainEngine
 from aenv.errors import (
     AEnvError,
     Conflict,
@@ -26,7 +27,7 @@ from aenv.errors import (
     TooLarge,
     Unsupported,
 )
-from aenv.models import Sandbox, SandboxSpec, State
+from aenv.models import Sandbox, SandboxSpec, Second, State
 from aenv.store import Store, open_store
 from aenv.wire import Instance, InstanceRequest
 from tests.api.ground import ADMIN, ALICE, BOB, Api, FragileStore, GatedEngine, PaperShelf, Platform, service, until
@@ -345,7 +346,10 @@ BAD = {
     "memory": ({"resources": {"memory": "much"}}, Invalid, "memory"),
     "datasource": ({"datasource": "/etc"}, Invalid, "datasource '/etc'"),
     "secret": ({"env": "secretive"}, Invalid, "API_TOKEN"),
-    "two containers": ({"env": "dual"}, Unsupported, "two containers"),
+    "second image": ({"env": "dual"}, Invalid, "no image"),
+    "second image's name": ({"env": "dual", "datasource": "Ubuntu"}, Invalid, "upper-case"),
+    "second directory": ({"env": "dual", "datasource": "/etc"}, Invalid, "datasource '/etc'"),
+    "second path": ({"env": "prefixed", "datasource": "docker.io/x:1"}, Invalid, "outside"),
     "bad config": ({"env": "broken"}, Invalid, "deployConfig.cpu"),
 }
 
@@ -353,6 +357,7 @@ BAD = {
 async def test_bad_requests_are_refused_by_name(shelf: PaperShelf, tmp_path: Path) -> None:
     shelf.on_paper("secretive", secrets=["API_TOKEN"])
     shelf.on_paper("dual", podTemplate="dualcontainer")
+    shelf.on_paper("prefixed", podTemplate="DualContainer", imagePrefix="reg.example.com/envs")
     shelf.on_paper("broken", cpu="plenty")
     paper = PaperEngine()
     async with service(f"sqlite:{tmp_path / 'store.db'}", paper, shelf, tmp_path) as platform:
@@ -391,6 +396,46 @@ async def test_data_only_from_where_the_operator_allows(shelf: PaperShelf, tmp_p
         for path in (allowed, allowed / "set", other / "in"):
             made = await one(platform, wanted(datasource=str(path)))
             assert seen[made.id] == str(path.resolve())
+
+
+async def test_an_engine_is_told_the_image_and_the_second_container(shelf: PaperShelf, tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks"
+    (tasks / "one").mkdir(parents=True)
+    (tasks / "file").touch()
+    shelf.on_paper("dual", podTemplate="DUALCONTAINER")
+    shelf.on_paper("prefixed", podTemplate="DualContainer", imagePrefix="reg.example.com/envs")
+    digest = f"sha256:{'0' * 64}"
+    shelf.on_paper("built").artifacts = [{"id": digest, "type": "image", "content": "reg.example.com/built:1"}]
+    seen: list[SandboxSpec] = []
+
+    class Looking(PaperEngine):
+        async def create(self, id: str, spec: SandboxSpec) -> Sandbox:
+            seen.append(spec)
+            return await super().create(id, spec)
+
+    url = f"sqlite:{tmp_path / 'store.db'}"
+    async with service(url, Looking(), shelf, tmp_path, datasources=[tasks]) as platform:
+        for env, datasource, second in (
+            ("dual", "ubuntu:22.04", Second(image="ubuntu:22.04")),
+            ("dual", str(tasks / "one"), Second(directory=str((tasks / "one").resolve()))),
+            ("prefixed", "task-1", Second(image="reg.example.com/envs:task-1")),
+            ("prefixed", str(tasks / "one"), Second(directory=str((tasks / "one").resolve()))),
+        ):
+            await one(platform, wanted(env, datasource=datasource))
+            assert (seen[-1].second, seen[-1].datasource, seen[-1].image) == (second, "", "")
+        with pytest.raises(Invalid, match="no directory"):
+            await one(platform, wanted("dual", datasource=str(tasks / "file")))
+        await one(platform, wanted("built"))
+        assert (seen[-1].image, seen[-1].second) == (f"reg.example.com/built@{digest}", None)
+
+
+async def test_an_engine_without_second_containers_says_so(shelf: PaperShelf, tmp_path: Path) -> None:
+    shelf.on_paper("dual", podTemplate="dualcontainer")
+    async with PlainEngine() as engine, service(f"sqlite:{tmp_path / 'db'}", engine, shelf, tmp_path) as platform:
+        with pytest.raises(Unsupported, match=r"the plain engine cannot make a second container \(ubuntu\)") as caught:
+            await one(platform, wanted("dual", datasource="ubuntu"))
+        assert caught.value.hint == "use the docker engine: aenv serve --engine docker, or AENV_ENGINE=docker"
+        assert (await platform.instances.list(ADMIN, limit=1, offset=0))[1] == 0
 
 
 async def test_closing_waits_for_what_is_made(

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from aenv import Environment, Invalid, NotFound, StartFailed
-from aenv.client.local import resolve
-from aenv.models import EnvRef, SandboxSpec
+from aenv.client.local import Embedded, resolve
+from aenv.models import EnvRef, SandboxSpec, Second
 from tests.support import FIXTURES, until
 
 QUICK = """\
@@ -137,6 +137,62 @@ def test_then_the_built_in_ones(home: Path) -> None:
 def test_a_datasource_must_be_there(home: Path) -> None:
     with pytest.raises(Invalid, match="datasource 'nowhere' is no file or directory"):
         resolve(SandboxSpec(env=EnvRef("mini-terminal"), datasource="nowhere"))
+
+
+def test_the_second_container_of_a_project(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = _project(tmp_path / "swe", "swe", "1.0.0")
+    config = {"name": "swe", "version": "1.0.0", "deployConfig": {"podTemplate": "dualContainer"}}
+    (root / "config.json").write_text(json.dumps(config))
+    (root / "task").mkdir()
+    monkeypatch.chdir(root)
+
+    def second(datasource: str) -> Second | None:
+        spec = resolve(SandboxSpec(env=EnvRef("swe"), datasource=datasource))
+        assert spec.datasource == ""
+        return spec.second
+
+    assert second("swebench/x:1") == Second(image="swebench/x:1")
+    assert second("task") == Second(image="task"), "only what begins like a path is one"
+    assert second("./task") == second(str(root / "task")) == Second(directory=str(root / "task"))
+    for wrong, why in {"": "no image", "./none": "no directory", "./config.json": "no directory", "A": "upper"}.items():
+        with pytest.raises(Invalid, match=why):
+            second(wrong)
+    config["deployConfig"]["imagePrefix"] = "reg.example.com/swe"  # type: ignore[index]
+    (root / "config.json").write_text(json.dumps(config))
+    assert second("task") == Second(image="reg.example.com/swe:task")
+
+
+def test_the_image_of_a_project(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = _project(tmp_path / "built", "built", "1.0.0")
+    artifacts = [{"id": "", "type": "image", "content": "built:1.0.0"}]
+    (root / "config.json").write_text(json.dumps({"name": "built", "version": "1.0.0", "artifacts": artifacts}))
+    monkeypatch.chdir(root)
+    assert resolve(SandboxSpec(env=EnvRef("built"))).image == "built:1.0.0"
+    assert resolve(SandboxSpec(env=EnvRef("built"), image="mine")).image == "mine"
+    assert resolve(SandboxSpec(env=EnvRef("mini-terminal"))).image == ""
+
+
+@pytest.mark.parametrize("engine", ["plain", "process"])
+async def test_processes_run_the_files_whatever_image_there_is(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    root = _project(tmp_path / "built", "built", "1.0.0")
+    artifacts = [{"id": "", "type": "image", "content": "no-such-image:1"}]
+    (root / "config.json").write_text(json.dumps({"name": "built", "version": "1.0.0", "artifacts": artifacts}))
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("AENV_ENGINE", engine)
+    async with Environment("built", provision=Embedded()) as env:
+        assert (await env.call_tool("which", {})).text == "1.0.0"
+
+
+async def test_the_engine_is_the_one_of_the_settings(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AENV_ENGINE", "plain")
+    embedded = Embedded()
+    async with embedded(SandboxSpec(env=EnvRef("mini-terminal"))) as sandbox:
+        assert sandbox.url.startswith("http://"), "other engines use unix sockets"
+    monkeypatch.setenv("AENV_ENGINE", "plan")
+    with pytest.raises(NotFound, match="no engine 'plan'"):
+        Embedded()(SandboxSpec(env=EnvRef("mini-terminal")))
 
 
 def test_a_script_runs_the_functions_it_registered_itself(home: Path, tmp_path: Path) -> None:

@@ -5,13 +5,15 @@ What a comment before a block means:
     <!-- file: src/custom_env.py -->   the block is that file; it is written, not run
     <!-- not run: the reason -->       the block is left alone
     <!-- needs volumes -->             the block is left alone where sandboxes can have none
+    <!-- needs docker -->              the block is left alone where no daemon of containers is to be had
     <!-- output -->                    the text block is what the block before it printed ("..." for anything)
 
 A page may say ``<!-- project: examples/01-hello -->`` once: its reader begins in a copy of that project.
 Without a comment: Python is run, and may await at the top level as in a notebook; JSON must be JSON; each line of
 a bash block is carried out when it is one of ``COMMANDS``, and any other command is a mistake in the page.
 ``aenv run`` starts a sandbox that lives until the page ends. Its port is free, and stands in for 8081. ``aenv serve``
-starts a platform likewise, and its ports stand in for 8080 and 8081; served again, it is stopped first.
+starts a platform likewise, and its ports stand in for 8080 and 8081; served again, it is stopped first. The tests'
+own base image stands in for ``aenv-base``.
 """
 
 from __future__ import annotations
@@ -34,7 +36,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from aenv import http
+from aenv.engines.docker.containers import ENGINE
+from aenv.engines.docker.daemon import Daemon
 from aenv.engines.process import powers
+from aenv.errors import Conflict, NotFound
+from aenv.project import CONFIG
 from tests.platform.support import end_sandboxes
 
 ROOT = Path(__file__).parent.parent.parent
@@ -45,6 +52,10 @@ _READY = re.compile(r"ready: control http://[^ ]+:(\d+) data http://[^ ]+:(\d+)"
 _FENCE = re.compile(
     r"^(?:<!-- (?P<comment>[^\n]*?) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
+
+
+RUN = ("python", "json", "bash")
+"""Languages of blocks that are carried out."""
 
 
 class Block(NamedTuple):
@@ -61,11 +72,23 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(found["language"], found["text"], found["comment"] or "", line)
 
 
+class Containers(NamedTuple):
+    """A daemon of containers, and the base image there."""
+
+    address: str
+    base_image: str
+
+
 class Reader:
     """Somebody who follows a page."""
 
-    def __init__(self, page: Path, monkeypatch: Any) -> None:
+    def __init__(self, page: Path, monkeypatch: Any, containers: Containers | None = None) -> None:
         self.page = page
+        self._containers = containers
+        self._is_alone = False
+        """Whether the last block was left alone."""
+        self.left = 0
+        """Blocks that were left alone."""
         self.names: dict[str, Any] = {"__name__": "__main__"}
         self.printed = ""
         self.done = 0
@@ -81,6 +104,10 @@ class Reader:
         """Follow the page; how many blocks were carried out."""
         with self._stack:
             self._stack.callback(self._loop.close)
+            if self._containers is not None:
+                self._patch.setenv("AENV_DOCKER_HOST", self._containers.address)
+                self._patch.setenv("AENV_BASE_IMAGE", self._containers.base_image)
+                self._stack.callback(end_containers, self._containers, Path(os.environ["AENV_HOME"]), Path.cwd())
             if project := _PROJECT.search(self.page.read_text(encoding="utf-8")):
                 shutil.copytree(ROOT / project[1], "project", ignore=shutil.ignore_patterns("__pycache__", ".*"))
                 self._patch.chdir("project")
@@ -96,9 +123,12 @@ class Reader:
         kind, _, value = block.comment.partition(": ")
         if kind == "not run":
             assert value.strip(), "say why it is not run"
+        lacks = {"needs volumes": powers.probe().no_volumes, "needs docker": self._containers is None}
+        if kind == "not run" or lacks.get(kind) or (kind == "output" and self._is_alone):
+            self._is_alone = True
+            self.left += block.language in RUN
             return
-        if kind == "needs volumes" and powers.probe().no_volumes:
-            return
+        self._is_alone = False
         if kind == "file":
             Path(value).parent.mkdir(parents=True, exist_ok=True)
             Path(value).write_text(block.text, encoding="utf-8")
@@ -117,6 +147,8 @@ class Reader:
         self.done += 1
 
     def _here(self, text: str) -> str:
+        if self._containers is not None:
+            text = re.sub(r"\baenv-base\b", self._containers.base_image, text)
         return re.sub(
             r"(localhost|127\.0\.0\.1):(808[01])\b",
             lambda found: f"{found[1]}:{self._ports.get(found[2], found[2])}",
@@ -210,7 +242,7 @@ class Reader:
         command = {"aenv": AENV, "python": [sys.executable], "pytest": [sys.executable, "-m", "pytest"]}.get(
             words[0], [words[0]]
         )
-        found = subprocess.run([*command, *words[1:]], capture_output=True, text=True, timeout=60, check=False)
+        found = subprocess.run([*command, *words[1:]], capture_output=True, text=True, timeout=600, check=False)
         assert found.returncode == 0, f"{shlex.join(words)} ended with {found.returncode}\n{found.stderr}"
         return found.stdout
 
@@ -241,6 +273,35 @@ COMMANDS: dict[str, Callable[[Reader, list[str]], str]] = {
 def _lines(text: str) -> Iterator[str]:
     for line in text.replace("\\\n", " ").splitlines():
         yield from line.split(" && ")
+
+
+def end_containers(containers: Containers, home: Path, folder: Path) -> None:
+    """End what a reader left at the daemon: the containers and sockets of his engines, and the images that he built."""
+    engines = [path.name for path in (home / "docker").glob("*")]
+    built = [
+        artifact["content"]
+        for file in folder.rglob(CONFIG)
+        for artifact in json.loads(file.read_bytes()).get("artifacts", ())
+    ]
+
+    async def end() -> None:
+        daemon = await Daemon.find(containers.address)
+        for engine in engines:
+            query = {"filters": {"label": [f"{ENGINE}={engine}"]}}
+            for row in await daemon.ask("GET", "/containers/json", query={**query, "all": "1"}):
+                await _remove(daemon, f"/containers/{row['Id']}", v="1")
+            for row in (await daemon.ask("GET", "/volumes", query=query)).get("Volumes") or ():
+                await _remove(daemon, f"/volumes/{row['Name']}")
+        for image in built:
+            await _remove(daemon, f"/images/{image}")
+        await http.close()
+
+    asyncio.run(end())
+
+
+async def _remove(daemon: Daemon, path: str, **query: str) -> None:
+    with contextlib.suppress(NotFound, Conflict):
+        await daemon.ask("DELETE", path, query={"force": "1", **query})
 
 
 def environment(monkeypatch: Any, home: Path) -> None:

@@ -3,11 +3,14 @@
 import re
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
 from aenv.cli import COMMANDS
-from tests.docs.doc_pages import PAGES, ROOT, Reader, blocks, environment
+from tests import daemons
+from tests.docs.doc_pages import PAGES, ROOT, RUN, Containers, Reader, blocks, environment
+from tests.platform.support import new_home
 
 MARKDOWN = [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md", ROOT / "examples/01-hello/README.md"]
 _LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
@@ -20,14 +23,20 @@ def name(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_the_page_does_what_it_says(page, tmp_path, monkeypatch):
-    environment(monkeypatch, tmp_path / "home")
+def test_the_page_does_what_it_says(page, tmp_path, monkeypatch, request):
+    containers = None
+    if any(block.comment == "needs docker" for block in blocks(page)):
+        with suppress(pytest.skip.Exception):  # what needs none is carried out all the same
+            address = request.getfixturevalue("dockerd")
+            containers = Containers(address, daemons.base_image(address))
     folder = tmp_path / "reader"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    runnable = [block for block in blocks(page) if block.language in ("python", "json", "bash")]
-    left = [block for block in runnable if block.comment.startswith("not run")]
-    assert Reader(page, monkeypatch).read() >= len(runnable) - len(left)
+    runnable = [block for block in blocks(page) if block.language in RUN]
+    with new_home() as home:
+        environment(monkeypatch, home)
+        reader = Reader(page, monkeypatch, containers)
+        assert reader.read() >= len(runnable) - reader.left
 
 
 def anchors(page):

@@ -456,7 +456,9 @@ async def test_two_containers_are_kept_and_refused_by_name(user: Platform, tmp_p
     shutil.copytree(SEEDS / "concepts", project)
     configure(project, name="swe-env", version="2.0.0", **FRAGMENTS["1.4.0"])
     assert (await push(user, project))["deploy_config"] == FRAGMENTS["1.4.0"]["deployConfig"]
-    for env in (none, image, suffix):
-        with pytest.raises(Unsupported, match="swe-env@2.0.0 needs two containers"):
+    with pytest.raises(Unsupported, match=r"second container \(registry.example.com/envs\)"):
+        await none.initialize()
+    for env, why in ((image, "outside of the prefix"), (suffix, "'{instance_id}' is no tag")):
+        with pytest.raises(Invalid, match=why):
             await env.initialize()
     assert user.ask("DELETE", "/env/swe-env/2.0.0").status == 200

@@ -6,16 +6,19 @@ import asyncio
 import signal
 import socket
 import threading
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
 
+from aenv.auth.keys import platform_key
 from aenv.engines.process import powers
 from aenv.engines.process.engine import ProcessEngine
 from aenv.errors import AEnvError, Conflict
+from aenv.models import NAME
 from aenv.runtime.server import bind
-from aenv.serve import Options, running
+from aenv.serve import Options, _Platform, running
+from aenv.store import open_store
 from tests.platform.support import Platform, ask, eventually, new_home, platform, spawners, variant
 from tests.store.servers import Server, redis_server
 
@@ -225,6 +228,22 @@ def test_a_project_is_served_as_it_is_until_its_parent_ends(tmp_path: Path):
 
 
 # Its end
+
+
+async def test_containers_are_found_again_by_those_of_the_same_store_only(tmp_path: Path):
+    """Their daemon may be everybody's, and two stores have the same address to two machines."""
+    names = set()
+    for file in ("one.db", "two.db", "one.db"):
+        url = f"sqlite:{tmp_path / file}"
+        async with AsyncExitStack() as stack:
+            store = await stack.enter_async_context(await open_store(url))
+            key = await platform_key(store)
+            platform = _Platform(Options(store=url, engine="docker"), stack)
+            assert platform._state(key) == platform._state(key)
+            names.add(platform._state(key))
+            assert _Platform(Options(what="api", project=tmp_path, engine="docker"), stack)._state(key) == ""
+    assert len(names) == 2
+    assert all(NAME.fullmatch(name) and name.startswith("platform-") for name in names)
 
 
 def test_a_signal_ends_it_in_good_order():

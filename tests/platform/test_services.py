@@ -378,7 +378,7 @@ def test_cost_model(served: Platform) -> None:
 def test_a_replica_killed_under_traffic(served: Platform) -> None:
     """Only the call that was in the dead one may fail; nothing that was not sent does."""
     service = make(served, replicas=2)
-    with _Traffic(served, service["id"]) as traffic:
+    with Traffic(served, service["id"]) as traffic:
         assert tell(served, service["id"], "die").status == 502
         once(
             served,
@@ -394,7 +394,7 @@ def test_a_replica_killed_under_traffic(served: Platform) -> None:
 def test_an_update_under_traffic(served: Platform) -> None:
     service = make(served, replicas=2)
     id = service["id"]
-    with _Traffic(served, id) as traffic:
+    with Traffic(served, id) as traffic:
         slow = threading.Thread(target=traffic.one, args=("nap",), kwargs={"seconds": 4.0})
         slow.start()
         updated = put(served, id, version="1.1.0")
@@ -407,7 +407,7 @@ def test_an_update_under_traffic(served: Platform) -> None:
 def test_an_update_that_never_becomes_ready(served: Platform) -> None:
     service = make(served, replicas=2, environment_variables={"SIGN": "open"})
     id = service["id"]
-    with _Traffic(served, id) as traffic:
+    with Traffic(served, id) as traffic:
         assert put(served, id, wait=False, version="2.0.0")["status"] == "Updating"
         back = once(
             served, id, "the way back", lambda found: found["status"] == "Running" and found["env"]["id"] == SHOP
@@ -445,7 +445,7 @@ def test_two_operators_at_once(served: Platform) -> None:
 def test_a_service_deleted_under_traffic(served: Platform) -> None:
     """Calls end, or fail with a reason that a program understands; none hangs."""
     service = make(served, replicas=2)
-    with _Traffic(served, service["id"]) as traffic:
+    with Traffic(served, service["id"]) as traffic:
         assert served.ask("DELETE", f"/env-service/{service['id']}").data is True
         traffic.until_failed()
     assert set(traffic.failed) <= {404, 502, 503}, traffic.failed
@@ -478,7 +478,7 @@ def test_another_server_goes_on_with_an_update(tmp_path: Path) -> None:
         service = make(one, replicas=2)
         id = service["id"]
         assert {call(two, id, "who")["id"] for _ in range(8)} == set(ready(service))
-        with _Traffic(two, id) as traffic:
+        with Traffic(two, id) as traffic:
             put(two, id, wait=False, version="1.1.0")
             once(
                 two, id, "a new one", lambda found: any(one["env"] == NEXT and one["ready"] for one in found["members"])
@@ -525,7 +525,7 @@ def _user(served: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AENV_SYSTEM_URL", served.control)
 
 
-class _Traffic:
+class Traffic:
     """Calls of a service, without a pause, for the length of a block."""
 
     THREADS = 3
@@ -538,7 +538,7 @@ class _Traffic:
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run) for _ in range(self.THREADS)]
 
-    def __enter__(self) -> _Traffic:
+    def __enter__(self) -> Traffic:
         for thread in self._threads:
             thread.start()
         self.more(3)

@@ -181,6 +181,8 @@ def on_shelf() -> Shelf:
     shelf.add("stored", service={"enableStorage": True, "storageSize": "1Mi", "storageName": "drawer"})
     shelf.add("stored", "2.0.0", environmentVariables={"MOOD": "broken"})
     shelf.add("three", service={"replicas": 3, "port": 9000})
+    shelf.add("dual", podTemplate="DualContainer", imagePrefix="reg.example.com/judge:1")
+    shelf.add("dual", "2.0.0", podTemplate="DualContainer")
     return shelf
 
 

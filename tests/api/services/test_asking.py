@@ -8,6 +8,7 @@ import pytest
 
 from aenv.auth.callers import Caller, Scope
 from aenv.errors import AEnvError, Conflict, Forbidden, Invalid, NotFound, TooLarge
+from aenv.models import Second
 from aenv.wire import ServiceChange, ServiceRequest
 from tests.api.ground import ADMIN, ALICE, BOB, until
 from tests.api.services.ground import PATIENCE, House, ready
@@ -51,6 +52,16 @@ async def test_what_is_refused(here: House, fields: dict[str, Any], kind: type[A
         await here.services.create(ALICE, request(**fields))
     assert said in caught.value.message
     assert (await here.services.list(ALICE, limit=10, offset=0))[1] == 0
+
+
+async def test_replicas_have_the_second_container_of_their_environment(here: House) -> None:
+    made = await here.make("dual@1.0.0")
+    assert made.available_replicas == 1
+    assert here.engine.specs[here.engine.made[-1]].second == Second(image="reg.example.com/judge:1")
+    with pytest.raises(Invalid, match="the second container has no image"):
+        await here.services.create(ALICE, request("dual@2.0.0"))
+    with pytest.raises(Invalid, match="the second container has no image"):
+        await here.services.change(ALICE, made.id, ServiceChange(version="2.0.0"))
 
 
 async def test_what_is_given_and_what_the_environment_says(here: House) -> None:
