@@ -6,8 +6,8 @@ import os
 import socket
 from collections.abc import AsyncIterator
 
-from aenv.engines.process.egress import Egress
-from aenv.engines.process.egress.proxy import Proxy
+from aenv.engines.egress import Egress
+from aenv.engines.egress.proxy import Proxy
 
 NOBODY = 65534 if os.geteuid() == 0 else None
 PATIENCE = 20.0

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from aenv.engines.process.egress import peers, proxy
+from aenv.engines.egress import peers, proxy
 from tests.engines.egress_servers import PATIENCE, Server, echo, hello, request, serving, silence, status, until
 from tests.engines.test_egress_rules import LOOPBACKS
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from aenv.engines.process.egress import proxy
-from aenv.engines.process.egress.proxy import Proxy
+from aenv.engines.egress import proxy
+from aenv.engines.egress.proxy import Proxy
 from aenv.errors import Invalid, StartFailed
 from tests.engines.egress_servers import (
     NOBODY,
@@ -327,7 +327,7 @@ async def test_a_proxy_that_dies_meanwhile_ends_what_waits_for_it():
 
 STARTER = """
 import asyncio, socket, sys
-from aenv.engines.process.egress import Egress
+from aenv.engines.egress import Egress
 
 async def main():
     egress = await Egress.start(None)

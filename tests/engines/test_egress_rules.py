@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aenv.engines.process.egress.messages import read_answer, read_chunk_size, read_request
-from aenv.engines.process.egress.rules import Rules, is_public, parse
+from aenv.engines.egress.messages import read_answer, read_chunk_size, read_request
+from aenv.engines.egress.rules import Rules, is_public, parse
 from aenv.errors import Invalid
 
 LOOPBACKS = [

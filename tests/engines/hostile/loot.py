@@ -23,7 +23,7 @@ import pytest
 from aenv import http
 from aenv.engines.conformance.bench import Box
 from aenv.engines.process.engine import ProcessEngine
-from aenv.engines.process.instance import PROXY_PORT
+from aenv.engines.process.seal import PROXY_PORT
 from aenv.models import to_json
 from aenv.runtime.tokens import new_owner_token
 from tests.engines.hostile.ground import Treasure, attacks, own_home, start

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import traceback
 from array import array
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,7 +24,7 @@ import msgspec
 
 from aenv.engines.process import kernel, seccomp
 from aenv.engines.process.jail import receive_bytes
-from aenv.engines.process.seal import PROXY_PORT, Seal, limit_memory, limits
+from aenv.engines.process.seal import Seal, limit_memory, limits
 from aenv.engines.process.wire import frame, send
 from aenv.errors import AEnvError
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from aenv.runtime.forked import Prepared
 
 _SEALED = frame({"sealed": True})
-_LOOPBACK = "http://127.0.0.1"
 
 
 class Birth:
@@ -144,15 +142,3 @@ def _reseed() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.seed()
-
-
-def proxy_variables(allowed: Iterable[str]) -> dict[str, str]:
-    """What tells a program inside where its only way out is. What is allowed out there is not looked for in here."""
-    listed = {address.rpartition(":")[0].strip("[]") for address in allowed}
-    own = ",".join(name for name in ("localhost", "127.0.0.1", "::1") if name not in listed)
-    url = f"{_LOOPBACK}:{PROXY_PORT}"
-    names = ("http_proxy", "https_proxy", "all_proxy")
-    return {spelling: url for name in names for spelling in (name, name.upper())} | {
-        "no_proxy": own,
-        "NO_PROXY": own,
-    }

@@ -27,6 +27,8 @@ from aenv.engines.process.kernel import BIND, NODEV, NOEXEC, NOSUID, PRIVATE, RD
 
 SPAN = 10_000
 """Users of one spawner: 0 to 9,999 inside a jail."""
+_FIRST_USERS, _RANGES = 1_000_000, 400_000
+"""Where the users of sandboxes begin on this machine, and how many spans of them fit."""
 _REMOUNT = 32
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -38,6 +40,11 @@ _ACCOUNTS = {
     "hosts": "127.0.0.1 localhost\n::1 localhost\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 }
+
+
+def first_user(pid: int) -> int:
+    """The first user of the span that belongs to a process. The last one is its proxy's."""
+    return _FIRST_USERS + pid % _RANGES * SPAN
 
 
 def python(executable: str, code: str, *, site: bool = False) -> list[str]:

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Any
 
 from aenv.cleanup import finish
+from aenv.engines.egress.outlets import Outlets
 from aenv.engines.process.cells import Cell, Cells, Shape
-from aenv.engines.process.egress import Egress
 from aenv.engines.process.jail import SPAN
 from aenv.engines.process.nursery import Nursery
 from aenv.engines.process.seconds import VARIABLES, Second
@@ -93,9 +93,7 @@ class Sandboxes:
         self._volumes = Volumes(why_not=site.powers.no_volumes)
         self._live: dict[str, Live] = {}
         self._ended: OrderedDict[str, Live] = OrderedDict()
-        self._egress: Egress | None = None
-        self._opening_egress = asyncio.Lock()
-        self._minding: asyncio.Task[None] | None = None
+        self._outlets = Outlets(site.users + SPAN - 1 if site.powers.privileged else None)
         self._closing = False
 
     @property
@@ -181,10 +179,7 @@ class Sandboxes:
             await asyncio.wait(endings)
         await self._cells.close()
         await self._nursery.close()
-        if self._minding is not None:
-            self._minding.cancel()
-        if self._egress is not None:
-            await self._egress.close()
+        await self._outlets.close()
 
     def _find(self, id: str) -> Live:
         live = self._live.get(id) or self._ended.get(id)
@@ -303,28 +298,8 @@ class Sandboxes:
 
     async def _admit(self, live: Live, cell: Cell) -> None:
         """Hand the instance's only way out to the proxy, and that of its second sandbox."""
-        async with self._opening_egress:
-            if self._egress is None or self._egress.died:
-                self._egress = await self._open_egress(but=live)
-            for which, outlet in cell.outlets.items():
-                await self._egress.add(live.id + which, outlet, live.spec["network"]["allow"])
-
-    async def _open_egress(self, but: Live | None = None) -> Egress:
-        """Start the proxy, also for those whose proxy died."""
-        egress = await Egress.start(self._site.users + SPAN - 1 if self._site.powers.privileged else None)
-        self._minding = asyncio.create_task(self._mind_egress(egress))
-        for live in list(self._live.values()):
-            if live is not but and live.cell is not None and live.ending is None:
-                with suppress(AEnvError):  # it may be about to end
-                    for which, outlet in live.cell.outlets.items():
-                        await egress.add(live.id + which, outlet, live.spec["network"]["allow"])
-        return egress
-
-    async def _mind_egress(self, egress: Egress) -> None:
-        await egress.wait()
-        async with self._opening_egress:
-            if self._egress is egress and any(live.cell and live.cell.outlets for live in self._live.values()):
-                self._egress = await self._open_egress()
+        for which, outlet in cell.outlets.items():
+            await self._outlets.add(live.id + which, outlet, live.spec["network"]["allow"])
 
     def _secrets(self, live: Live) -> dict[str, Any]:
         """What only a sealed instance is told."""
@@ -412,8 +387,7 @@ class Sandboxes:
             await self._cells.end(cell, ask=live.teardown)
             for which in cell.outlets:
                 with suppress(AEnvError, OSError):
-                    if self._egress is not None:
-                        await self._egress.remove(live.id + which)
+                    await self._outlets.remove(live.id + which)
         await self._volumes.release(live.volumes)
         del self._live[live.id]
         if not live.deleted:

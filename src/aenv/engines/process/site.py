@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from aenv.engines.egress import clients
 from aenv.engines.process.cgroups import Tree
-from aenv.engines.process.instance import proxy_variables
 from aenv.engines.process.powers import Powers
 
 
@@ -40,4 +40,4 @@ class Site(NamedTuple):
             "LANG": "C.UTF-8",
             "USER": "sandbox",
         }
-        return variables | proxy_variables(spec["network"]["allow"]) if self.network(spec) == "proxy" else variables
+        return variables | clients.variables(spec["network"]["allow"]) if self.network(spec) == "proxy" else variables

@@ -21,7 +21,7 @@ from typing import Any
 
 from aenv import config
 from aenv.engines.process import cgroups, kernel, powers, state
-from aenv.engines.process.jail import SPAN
+from aenv.engines.process.jail import first_user
 from aenv.engines.process.sandboxes import Sandboxes
 from aenv.engines.process.site import Site
 from aenv.errors import AEnvError, StartFailed
@@ -32,8 +32,6 @@ _DESERTED = 10.0
 """Seconds after which one with a name, but without an owner and a sandbox, ends by itself."""
 _BURIAL = 1.0
 """Seconds between two looks for the dead."""
-_FIRST_USERS, _RANGES = 1_000_000, 400_000
-"""Where the users of sandboxes begin on this machine, and how many spans of them fit."""
 
 
 class Control:
@@ -207,5 +205,4 @@ def _site(directory: state.Directory, isolation: str, found: powers.Powers) -> S
         if groups is not None:
             groups.remove()
         raise
-    users = _FIRST_USERS + os.getpid() % _RANGES * SPAN
-    return Site(directory.path, isolation, found, users, groups, config.get("spare"))
+    return Site(directory.path, isolation, found, first_user(os.getpid()), groups, config.get("spare"))

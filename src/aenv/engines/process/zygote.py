@@ -26,8 +26,8 @@ from aenv.engines.process.instance import Birth, serve
 from aenv.engines.process.jail import receive
 from aenv.engines.process.wire import IMPORTING, receive_some, send
 from aenv.errors import AEnvError
-from aenv.runtime import forked, loader
-from aenv.runtime.preload import watch
+from aenv.runtime import forked
+from aenv.runtime.preload import early
 from aenv.runtime.rehearsal import rehearse
 
 if TYPE_CHECKING:
@@ -223,16 +223,8 @@ def _prepare(found: project.Project, preload: bool | str) -> tuple[Loaded | None
     """Import the author's modules when that may be done before the fork; and what was seen."""
     if preload is False:
         return None, {"ready": True, "preloaded": False, "variables": [], "reasons": []}
-    try:
-        with watch(found.source) as watched:
-            loaded = loader.load(found)
-    except AEnvError as exc:
-        if preload is True:
-            raise
-        return None, {"ready": False, "reasons": [f"it cannot be imported without an instance's variables: {exc}"]}
-    verdict = watched.verdict()
-    if preload == "auto" and not verdict.clean:
-        # What was imported cannot be taken back: the spawner starts another that imports nothing.
+    loaded, verdict = early.load(found, preload)
+    if loaded is None:  # the spawner starts another that imports nothing
         return None, {"ready": False, "reasons": list(verdict.reasons)}
     return loaded, {
         "ready": True,

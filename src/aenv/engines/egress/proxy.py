@@ -21,9 +21,9 @@ from functools import partial
 from ipaddress import IPv6Address, ip_address
 from typing import NoReturn
 
-from aenv.engines.process.egress.messages import Request, read_request
-from aenv.engines.process.egress.peers import Gone, Idle, Peer, Refusal, TooLong, exchange
-from aenv.engines.process.egress.rules import IP, LOOPBACK, Address, Rules
+from aenv.engines.egress.messages import Request, read_request
+from aenv.engines.egress.peers import Gone, Idle, Peer, Refusal, TooLong, exchange
+from aenv.engines.egress.rules import IP, LOOPBACK, Address, Rules
 from aenv.errors import Invalid
 
 MOST_HEAD = 64 * 1024

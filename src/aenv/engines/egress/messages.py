@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from aenv.engines.process.egress.rules import Address, parse
+from aenv.engines.egress.rules import Address, parse
 
 MOST_FIELDS = 256
 CHUNKED, TO_THE_END = -1, -2

@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from aenv.engines.process.egress.messages import (
+from aenv.engines.egress.messages import (
     CHUNKED,
     MOST_FIELDS,
     TO_THE_END,

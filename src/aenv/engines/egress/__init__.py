@@ -1,7 +1,8 @@
 """Network for sandboxes that have none: a proxy process that reaches what an allow-list names.
 
-Here is the spawner's side. ``process`` is the process: ``proxy`` serves sandboxes, ``messages`` reads what they and
-the servers send, ``rules`` says what is allowed.
+Here is the side of whoever starts it; ``outlets`` does that for an engine. ``process`` is the process: ``proxy`` serves
+sandboxes, ``messages`` reads what they and the servers send, ``rules`` says what is allowed. ``clients`` is what
+programs in a sandbox are told.
 """
 
 from __future__ import annotations
@@ -17,16 +18,25 @@ from contextlib import suppress
 from typing import Any, Self
 
 from aenv import config
+from aenv.engines.egress.rules import Rules
 from aenv.engines.process import jail
-from aenv.engines.process.egress.rules import Rules
 from aenv.errors import Invalid, StartFailed
 
 LARGEST_MESSAGE = 128 * 1024
-_PROCESS = "from aenv.engines.process.egress.process import main; main({}, {})"
+_LONGEST_LIST = LARGEST_MESSAGE - 1024
+"""Bytes, in a message that has an id, too."""
+_PROCESS = "from aenv.engines.egress.process import main; main({}, {})"
 _REPLY_TIMEOUT = 30.0
 _END_TIMEOUT = 5.0
 _VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 """What Python itself may need to start. Nothing else of the environment is its business."""
+
+
+def check(allow: Sequence[str]) -> None:
+    """Refuse a list that no proxy can serve."""
+    Rules(allow)
+    if len(json.dumps(list(allow))) > _LONGEST_LIST:
+        raise Invalid("the allow-list is too long", hint="use *.suffix:port for many hosts of one domain")
 
 
 class Egress:
@@ -79,7 +89,7 @@ class Egress:
 
         The listener stays the caller's to close. Cancelled, it may have been added or not: remove it.
         """
-        Rules(allow)
+        check(allow)
         reply = await self._ask({"add": id, "allow": list(allow)}, [listener.fileno()])
         if "failed" in reply:
             raise StartFailed(f"the egress proxy does not serve {id}: {reply['reason']}")
@@ -105,8 +115,6 @@ class Egress:
 
     async def _ask(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, str]:
         data = json.dumps(message).encode()
-        if len(data) > LARGEST_MESSAGE:
-            raise Invalid("the allow-list is too long", hint="use *.suffix:port for many hosts of one domain")
         try:
             async with asyncio.timeout(_REPLY_TIMEOUT):
                 async with self._sending:

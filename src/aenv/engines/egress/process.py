@@ -1,4 +1,4 @@
-"""The proxy as a process: what the spawner tells it, and the rights it gives up first."""
+"""The proxy as a process: what the engine tells it, and the rights it gives up first."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
+from aenv.engines.egress import LARGEST_MESSAGE
+from aenv.engines.egress.proxy import Proxy, log, on_alarm
 from aenv.engines.process import kernel
-from aenv.engines.process.egress import LARGEST_MESSAGE
-from aenv.engines.process.egress.proxy import Proxy, log, on_alarm
 from aenv.errors import Invalid
 
 STALLED = 0.5
@@ -22,7 +22,7 @@ _MOST_THREADS = 32
 
 
 class Control:
-    """What the spawner says. Messages are carried out one after the other, and answered in their order."""
+    """What the engine says. Messages are carried out one after the other, and answered in their order."""
 
     def __init__(self, sock: socket.socket, proxy: Proxy) -> None:
         self._sock = sock
