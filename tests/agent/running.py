@@ -131,6 +131,12 @@ class Wire:
             self.send("i", input)
             self.send("e")
 
+    def raw_answer(self) -> bytes:
+        """What comes next, as it is."""
+        data = self._socket.recv(1 << 20)
+        assert data, "the agent hung up"
+        return data
+
     def hear(self) -> list[tuple[bytes, bytes]]:
         """What comes next; nothing at the end."""
         while data := self._socket.recv(1 << 16):

@@ -10,12 +10,13 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.agent.running import PATIENCE, Agent, Done, alive, running, until
+from tests.agent.running import PATIENCE, Agent, Done, Wire, alive, running, until
 
 MB = 1024 * 1024
 
@@ -175,6 +176,37 @@ def test_the_background_goes_on_when_a_command_ends(agent: Agent, folder: Path) 
     until(lambda: agent.descriptors <= 6, "the end of its pipes")
 
 
+def test_a_background_that_floods_hides_no_end(agent: Agent) -> None:
+    """How much is read in which turn is chance, so it is tried often, for a while."""
+    enough = time.monotonic() + 10
+    for number in range(200):
+        if time.monotonic() >= enough:
+            break
+        with agent.connect() as wire:
+            wire.command("sh", "-c", f"cat /dev/zero & cat /dev/zero & cat /dev/zero & sleep 0.0{number % 4}")
+            last = b""
+            while not last.startswith(b"x\0\0\0\5"):
+                last = (last + wire.raw_answer()[-10:])[-10:]
+        for child in agent.children:
+            child.kill()
+
+
+def test_as_many_at_once_as_it_may_open(program: Path, folder: Path) -> None:
+    with running(["sh", "-c", f"ulimit -n 64 && exec {program} $0"], folder / "s") as agent:
+        wires: list[Wire] = []
+        try:
+            for _ in range(16):
+                wires.append(agent.connect())
+                wires[-1].command("sh", "-c", "echo ready; exec sleep 1000")
+                wires[-1].until(b"ready", Done())
+            for wire in wires:
+                wire.send("k", bytes([signal.SIGTERM]))
+            assert [wire.end().code for wire in wires] == [-signal.SIGTERM] * len(wires)
+        finally:
+            for wire in wires:
+                wire.close()
+
+
 def test_orphans_are_reaped(agent: Agent) -> None:
     agent.run("sh", "-c", "(sleep 0.1 &) ; (sleep 0.1 &)")
 
@@ -314,6 +346,34 @@ def test_it_ends_with_its_input_where_that_is_wanted(program: Path, folder: Path
             assert process.wait(PATIENCE) == 0
         finally:
             process.kill()
+
+
+def test_it_ends_with_an_input_that_breaks(program: Path, folder: Path) -> None:
+    ours, theirs = os.openpty()
+    with subprocess.Popen([program, folder / "s", "until-eof"], stdin=ours) as process:
+        try:
+            os.close(ours)
+            until((folder / "s").exists, "the socket")
+            os.close(theirs)
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
+
+
+def test_a_socket_that_it_was_given_is_no_path(program: Path, folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(folder / "s"))
+        door.listen()
+        name = f"fd:{door.fileno()}"
+        (folder / name).touch()
+        with subprocess.Popen([program, name], pass_fds=[door.fileno()], cwd=folder) as process:
+            try:
+                assert Agent(process, folder / "s").run("true").code == 0
+                process.terminate()
+                assert process.wait(PATIENCE) == 0
+            finally:
+                process.kill()
+        assert (folder / name).exists()
 
 
 def test_a_killed_agent_hangs_up(program: Path, folder: Path) -> None:

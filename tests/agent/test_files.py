@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import os
 import stat
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -106,12 +109,26 @@ def test_the_mode_is_the_given_one_or_stays(agent: Agent, folder: Path) -> None:
     assert stat.S_IMODE((folder / "odd").stat().st_mode) == 0o777
 
 
-def test_a_link_is_replaced_and_followed_to_read(agent: Agent, folder: Path) -> None:
-    (folder / "target").write_bytes(b"old")
-    (folder / "link").symlink_to("target")
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_link_is_followed_and_stays(agent: Agent, folder: Path, absolute: bool) -> None:
+    (folder / "sub").mkdir()
+    target = folder / "sub" / "target"
+    target.write_bytes(b"old")
+    target.chmod(0o640)
+    (folder / "sub" / "one").symlink_to(target if absolute else "target")
+    (folder / "link").symlink_to("sub/one")
     assert read(agent, folder / "link").stdout == b"old"
     assert write(agent, folder / "link", b"new").code == 0
-    assert ((folder / "target").read_bytes(), (folder / "link").is_symlink()) == (b"old", False)
+    assert (target.read_bytes(), stat.S_IMODE(target.stat().st_mode)) == (b"new", 0o640)
+    assert sorted(os.listdir(folder / "sub")) == ["one", "target"]
+    assert (folder / "link").is_symlink()
+    assert (folder / "sub" / "one").is_symlink()
+
+
+def test_a_link_to_what_is_not_there_yet(agent: Agent, folder: Path) -> None:
+    (folder / "link").symlink_to("new/file")
+    assert write(agent, folder / "link", b"1").code == 0
+    assert ((folder / "new" / "file").read_bytes(), (folder / "link").is_symlink()) == (b"1", True)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +139,12 @@ def test_a_link_is_replaced_and_followed_to_read(agent: Agent, folder: Path) -> 
         ("file/below", errno.ENOTDIR, errno.ENOTDIR),
         ("pipe", errno.ENXIO, errno.ENXIO),
         ("agent.sock", errno.ENXIO, errno.ENXIO),
-        ("loop", errno.ELOOP, None),
+        ("to-directory", errno.EISDIR, errno.EISDIR),
+        ("to-pipe", errno.ENXIO, errno.ENXIO),
+        ("new/", errno.ENOENT, errno.EISDIR),
+        ("new/.", errno.ENOENT, errno.EISDIR),
+        ("new/..", errno.ENOENT, errno.EISDIR),
+        ("loop", errno.ELOOP, errno.ELOOP),
         ("loop/below", errno.ELOOP, errno.ELOOP),
         ("x" * 256, errno.ENAMETOOLONG, errno.ENAMETOOLONG),
         ("x" * 5000, errno.ENAMETOOLONG, errno.ENAMETOOLONG),
@@ -134,13 +156,15 @@ def test_what_cannot_be_says_why(
     (folder / "directory").mkdir()
     (folder / "file").touch()
     (folder / "loop").symlink_to("loop")
+    (folder / "to-directory").symlink_to("directory")
+    (folder / "to-pipe").symlink_to("pipe")
     os.mkfifo(folder / "pipe")
     before = sorted(os.listdir(folder))
     if reading is not None:
-        done = read(agent, folder / path)
+        done = read(agent, f"{folder}/{path}")
         assert (done.errno, done.stage, done.code) == (reading, "g", None)
     if writing is not None:
-        done = write(agent, folder / path, b"x" * MB)
+        done = write(agent, f"{folder}/{path}", b"x" * MB)
         assert (done.errno, done.stage, done.code) == (writing, "g", None)
         assert sorted(os.listdir(folder)) == before
 
@@ -173,3 +197,57 @@ def test_a_client_that_leaves_reads_no_more(agent: Agent, folder: Path) -> None:
     assert wire.hear()
     wire.close()
     until(lambda: not agent.children, "the end of the reader")
+
+
+def test_who_moves_a_file_cannot_be_stopped(agent: Agent, folder: Path) -> None:
+    (folder / "file").write_bytes(b"x" * MB)
+    (folder / "sub").mkdir()
+    with agent.connect() as reader, agent.connect() as writer:
+        left = agent.connect()
+        for wire in (writer, left):
+            wire.send("u", os.fsencode(folder / "sub" / "new"))
+            wire.send("i", b"1")
+        until(lambda: len(os.listdir(folder / "sub")) == 2, "the writers")
+        reader.send("g", os.fsencode(folder / "file"))
+        until(lambda: len(agent.children) == 3, "the reader")
+        for child in agent.children:
+            child.suspend()
+        left.close()
+        writer.send("e")
+        assert (len(reader.end().stdout), writer.end().code) == (MB, 0)
+    until(lambda: not agent.children, "the end of all")
+    assert os.listdir(folder / "sub") == ["new"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can trace what is not dumpable")
+def test_what_does_not_move_ends(agent: Agent, folder: Path) -> None:
+    """It is held where nothing continues it, as a disk would that does not answer."""
+    with agent.connect() as wire:
+        left = agent.connect()
+        for one in (wire, left):
+            one.send("u", os.fsencode(folder / "new"))
+        until(lambda: len(agent.children) == 2, "the writers")
+        with contextlib.ExitStack() as held:
+            for child in agent.children:
+                held.enter_context(traced(child.pid))
+            left.close()
+            wire.send("e")
+            done = wire.end()
+            assert (done.errno, done.stage) == (errno.ETIMEDOUT, "g")
+            until(lambda: not agent.children, "the end of both")
+    assert not (folder / "new").exists()
+
+
+@contextlib.contextmanager
+def traced(pid: int) -> Iterator[None]:
+    """A process that stands still."""
+    attach, detach = 16, 17
+    trace = ctypes.CDLL(None, use_errno=True).ptrace
+    assert trace(attach, pid, None, None) == 0, os.strerror(ctypes.get_errno())
+    try:
+        os.waitpid(pid, 0x40000000)  # __WALL: also who is another's child
+        yield
+    finally:
+        trace(detach, pid, None, None)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)

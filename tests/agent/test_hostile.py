@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import platform
 import random
 import shutil
 import signal
@@ -18,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from aenv.agent import recipe
 from aenv.runtime.frames import frames
 from tests.agent.running import PATIENCE, Agent, Done, listens, until
 from tests.support import ROOT
@@ -134,12 +136,29 @@ def test_a_command_inherits_nothing_of_the_agent(agent: Agent) -> None:
     assert b"NoNewPrivs:\t1" in done.stdout
 
 
+def test_when_memory_is_short_a_command_goes_first(agent: Agent) -> None:
+    own = int(Path(f"/proc/{agent.process.pid}/oom_score_adj").read_text())
+    for _ in range(2):
+        assert int(agent.run("cat", "/proc/self/oom_score_adj").stdout) == min(own + 500, 1000)
+    assert int(Path(f"/proc/{agent.process.pid}/oom_score_adj").read_text()) == own
+
+
+@pytest.fixture(scope="session")
+def forger(program: Path) -> Path:
+    """What tries to end the agent; compiled as that was."""
+    found = recipe.compiler(platform.machine())
+    assert found is not None
+    made = program.parent / "forger"
+    subprocess.run([found, "-static", "-o", made, Path(__file__).parent / "forge.c"], check=True, timeout=PATIENCE)
+    return made
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces and change its root")
 class TestFirstProcess:
     """As it is in a container: the first process of its namespace, an ordinary user, and nothing else there."""
 
     @pytest.fixture
-    def contained(self, program: Path) -> Iterator[Agent]:
+    def contained(self, program: Path, forger: Path) -> Iterator[Agent]:
         busybox = shutil.which("busybox")
         linked = subprocess.run(["ldd", busybox or "/nowhere"], capture_output=True, text=True, check=False)
         if busybox is None or linked.returncode == 0:
@@ -153,6 +172,7 @@ class TestFirstProcess:
             (root / "run").chmod(0o777)
             (root / "tmp").chmod(0o777)
             shutil.copy(busybox, root / "bin" / "busybox")
+            shutil.copy(forger, root / "bin" / "forger")
             shutil.copy(program, root / "agent")
             for name in ("sh", "kill", "sleep", "cat", "echo", "true", "ps", "yes"):
                 (root / "bin" / name).symlink_to("busybox")
@@ -177,6 +197,18 @@ class TestFirstProcess:
         for number in ("TERM", "INT", "KILL", "STOP", "HUP", "CHLD"):
             contained.run("kill", f"-{number}", "1")
             assert contained.run("echo", "well").stdout == b"well\n"
+
+    @pytest.mark.parametrize("how", ["code", "kernel", "room"])
+    def test_a_command_cannot_pretend_to_be_outside(self, contained: Agent, how: str) -> None:
+        done = contained.run("forger", how)
+        assert done.stdout == b"tried\n"
+        assert done.stderr == b""
+        assert contained.run("echo", "well").stdout == b"well\n"
+
+    def test_who_is_outside_can_end_it(self, contained: Agent) -> None:
+        [first] = psutil.Process(contained.process.pid).children()
+        first.terminate()
+        contained.process.wait(PATIENCE)
 
     def test_a_command_that_kills_all_ends_no_other_result(self, contained: Agent) -> None:
         with contained.connect() as other:

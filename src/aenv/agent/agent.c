@@ -38,12 +38,15 @@ enum {
     LAST = 1 << 20,             /* bytes of each stream that are still read when the command itself has ended */
     TURNS = 16,                 /* pieces that a client may move before it is another's turn */
     BEGIN_MS = 30000,           /* in which a client must have said what it wants */
-    LINGER_MS = 10000,          /* in which a client must leave when it has been answered */
+    LINGER_MS = 10000,          /* in which a client must leave when it has been answered, and a file without one end */
+    STALL_MS = 20000,           /* that a file may take without moving */
     PAUSE_MS = 50,              /* between two looks at what the background writes */
     SWEEP_MS = 5,               /* between two looks for processes that are to be killed */
     SWEEP_MOST_MS = 5000,
     TERMINAL_MS = 200,          /* in which a terminal hands over what was printed last */
     GRACE_MS = 1000,            /* that commands get to end when the agent does */
+    WORSE = 500,                /* how much rather the kernel ends a command than the agent when memory is short */
+    WORST = 1000,
 };
 
 static struct client *clients[MOST_CLIENTS];
@@ -55,6 +58,8 @@ static struct {
 } left[MOST_LEFT];
 static int left_count;
 static size_t texts_held;
+static int badness = -1; /* how likely the kernel ends this process when memory is short */
+static int own_badness;
 static struct rlimit files_allowed;
 static char scratch[PIECE];
 
@@ -97,13 +102,28 @@ static void sweep(struct client *client) {
 
 static void reap(void) {
     int status;
-    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
-        for (int n = 0; n < client_count; n++)
-            if (clients[n]->pid == pid && !clients[n]->exited && clients[n]->phase != SETUP) {
-                clients[n]->exited = clients[n]->ready = true;
-                clients[n]->wait_status = status;
-                clients[n]->ended_at = now();
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG | WUNTRACED)) > 0;)
+        for (int n = 0; n < client_count; n++) {
+            struct client *client = clients[n];
+            if (client->pid != pid || client->exited || client->phase == SETUP) continue;
+            if (WIFSTOPPED(status)) {
+                if (client->kind != COMMAND) kill(pid, SIGCONT); /* no command has a say in how a file is moved */
+                continue;
             }
+            client->exited = client->ready = true;
+            client->wait_status = status;
+            client->ended_at = now();
+        }
+}
+
+/* A child has what its parent has when it is made. */
+static pid_t fork_worse(void) {
+    if (badness >= 0) dprintf(badness, "%d", own_badness + WORSE < WORST ? own_badness + WORSE : WORST);
+    pid_t pid = fork();
+    int number = errno;
+    if (badness >= 0 && pid != 0) dprintf(badness, "%d", own_badness);
+    errno = number;
+    return pid;
 }
 
 /* What is said to a client */
@@ -132,12 +152,17 @@ static void fail(struct client *client, int number, enum stage stage) {
     linger(client);
 }
 
+/* As long as something of a file moves, it may take. */
+static void moves(struct client *client) {
+    if (client->kind != COMMAND) client->deadline = now() + STALL_MS;
+}
+
 static void launch(struct client *client, char **arguments) {
     int ours[3] = {-1, -1, -1}, theirs[3] = {-1, -1, -1}, status[2] = {-1, -1};
     bool ended = client->no_input;
     pid_t pid = -1;
     if ((client->terminal ? open_terminal : open_pipes)(client, ours, theirs) && pipe2(status, O_CLOEXEC) == 0)
-        pid = fork();
+        pid = fork_worse();
     if (pid == 0) live(client, arguments, theirs, status[1]);
     int number = errno;
     for (int n = 0; n < 3; n++) shut(&theirs[n]);
@@ -162,6 +187,7 @@ static void launch(struct client *client, char **arguments) {
     client->outputs[1] = ours[2];
     client->last[0] = client->last[1] = LAST;
     client->deadline = client->allowed ? now() + client->allowed : 0;
+    moves(client);
     if (ended && !client->terminal) shut(&client->input);
 }
 
@@ -252,7 +278,7 @@ static bool feed(struct client *client, const char *data, size_t length) {
     while (client->input >= 0 && client->sent_of_frame < length) {
         ssize_t sent = write(client->input, data + client->sent_of_frame, length - client->sent_of_frame);
         if (sent > 0)
-            client->sent_of_frame += (size_t)sent;
+            client->sent_of_frame += (size_t)sent, moves(client);
         else if (errno == EAGAIN)
             return !(client->stuck = true);
         else if (errno != EINTR)
@@ -268,7 +294,10 @@ static void gone(struct client *client) {
     if (client->phase == RUNNING && !client->exited) {
         if (client->kind == COMMAND) sweep(client);
         if (client->kind == READ) kill(client->pid, SIGKILL);
-        if (client->kind == WRITE) shut(&client->input);
+        if (client->kind == WRITE) { /* it takes away what it wrote so far */
+            shut(&client->input);
+            client->deadline = now() + LINGER_MS;
+        }
     }
     client->phase = GONE;
 }
@@ -318,7 +347,8 @@ static bool listen_to(struct client *client) {
         client->in_start = 0;
     }
     if (blocked(client)) return false;
-    ssize_t length = recv(client->socket, client->in + client->in_end, sizeof client->in - client->in_end, MSG_DONTWAIT);
+    size_t room = sizeof client->in - client->in_end;
+    ssize_t length = recv(client->socket, client->in + client->in_end, room, MSG_DONTWAIT);
     if (length < 0 && (errno == EAGAIN || errno == EINTR)) return false;
     if (length <= 0) {
         gone(client);
@@ -381,6 +411,7 @@ static bool collect(struct client *client) {
         if (*fd < 0) continue;
         ssize_t length = read(*fd, client->out + HEAD, PIECE);
         if (length > 0) {
+            moves(client);
             say(client, which == 0 ? 'o' : 'r', NULL, (size_t)length);
             if (over && (client->last[which] -= length) <= 0 && client->kind == COMMAND) let_go(client, which);
             return true;
@@ -417,6 +448,7 @@ static void serve(struct client *client) {
         if (client->phase != GONE) moved |= collect(client);
         if (client->phase != GONE) moved |= flush(client);
     }
+    client->ready = moved && client->phase != GONE; /* what it let go of last may have been all there was to wait for */
 }
 
 /* Time; false when the client is to be forgotten. */
@@ -426,11 +458,18 @@ static bool tend(struct client *client, int64_t time) {
         if (hunt(client->pid) == 0 || time >= client->sweep_until) client->sweeping = false, client->ready = true;
     }
     if (client->phase == LINGERING && client->out_end > 0) client->deadline = time + LINGER_MS; /* it reads slowly */
+    if (client->phase == RUNNING && (client->kind == READ ? client->out_end > 0 : client->input >= 0 && !client->stuck))
+        moves(client); /* it waits for its client */
     if (client->deadline && time >= client->deadline) {
         client->deadline = 0;
+        bool mover = client->kind != COMMAND && client->pid && !client->exited;
+        if (mover && client->phase == GONE) kill(client->pid, SIGKILL);
         if (client->phase == SETUP) fail(client, ETIMEDOUT, BAD);
         if (client->phase == LINGERING && client->deadline == 0) gone(client);
-        if (client->phase == RUNNING && !client->exited) {
+        if (mover && client->phase == RUNNING) {
+            kill(client->pid, SIGKILL);
+            fail(client, ETIMEDOUT, FILES);
+        } else if (client->phase == RUNNING && !client->exited) {
             client->timed_out = true;
             sweep(client);
         }
@@ -496,6 +535,13 @@ static void sooner(int64_t *wait, int64_t time, int64_t at) {
 
 static struct pollfd polled[4 + MOST_LEFT + 5 * MOST_CLIENTS];
 
+/* One more place, where there is something to wait for: the kernel takes no more than a process may have open. */
+static struct pollfd *watch(struct pollfd *next, int fd, int events) {
+    if (fd < 0) return next;
+    *next = (struct pollfd){.fd = fd, .events = (short)events};
+    return next + 1;
+}
+
 /* Wait for something to do. The first three places are the door, the signals and standard input. */
 static void rest(int door, int signals, int lifeline) {
     int64_t time = now(), wait = -1;
@@ -507,22 +553,19 @@ static void rest(int door, int signals, int lifeline) {
         bool quiet = left[n].quiet_until > time;
         left[n].polled = quiet ? NULL : next;
         if (quiet) sooner(&wait, time, left[n].quiet_until);
-        else *next++ = (struct pollfd){.fd = left[n].fd, .events = POLLIN};
+        else next = watch(next, left[n].fd, POLLIN);
     }
     for (int n = 0; n < client_count; n++) {
         struct client *client = clients[n];
         client->polled = next;
         bool pending = client->out_end > 0;
-        if (client->socket >= 0) {
-            short events = (short)((blocked(client) ? 0 : POLLIN) | (pending ? POLLOUT : 0));
-            *next++ = (struct pollfd){.fd = client->socket, .events = events};
-        }
+        next = watch(next, client->socket, (blocked(client) ? 0 : POLLIN) | (pending ? POLLOUT : 0));
         if (client->phase == RUNNING) {
-            if (client->stuck && client->input >= 0) *next++ = (struct pollfd){.fd = client->input, .events = POLLOUT};
+            if (client->stuck) next = watch(next, client->input, POLLOUT);
             if (!pending) {
-                *next++ = (struct pollfd){.fd = client->status, .events = POLLIN};
-                *next++ = (struct pollfd){.fd = client->outputs[0], .events = POLLIN};
-                *next++ = (struct pollfd){.fd = client->outputs[1], .events = POLLIN};
+                next = watch(next, client->status, POLLIN);
+                next = watch(next, client->outputs[0], POLLIN);
+                next = watch(next, client->outputs[1], POLLIN);
             }
             if (client->exited && client->terminal && !pending) {
                 sooner(&wait, time, client->ended_at + TERMINAL_MS);
@@ -539,8 +582,13 @@ static void rest(int door, int signals, int lifeline) {
         for (struct pollfd *one = polled; one < next; one++) one->revents = 0;
 }
 
+/* Whether a socket is meant that listens already. */
+static bool is_given(const char *path) {
+    return strncmp(path, "fd:", 3) == 0;
+}
+
 static _Noreturn void end(const char *path) {
-    unlink(path);
+    if (!is_given(path)) unlink(path);
     for (int n = 0; n < client_count; n++)
         if (clients[n]->phase == RUNNING && !clients[n]->exited) kill(-clients[n]->pid, SIGTERM);
     int64_t until = now() + GRACE_MS;
@@ -556,7 +604,7 @@ static _Noreturn void refuse(const char *what) {
 }
 
 static int open_door(const char *path) {
-    if (strncmp(path, "fd:", 3) == 0) {
+    if (is_given(path)) {
         int given = atoi(path + 3);
         if (fcntl(given, F_SETFD, FD_CLOEXEC) != 0 || fcntl(given, F_SETFL, O_NONBLOCK) != 0) refuse(path);
         return given;
@@ -573,6 +621,25 @@ static int open_door(const char *path) {
     return door;
 }
 
+/* Who cannot be traced has no say in this either, so it is opened before that. */
+static void open_badness(void) {
+    char found[16] = "";
+    badness = open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC);
+    if (badness >= 0 && read(badness, found, sizeof found - 1) <= 0) shut(&badness);
+    own_badness = atoi(found);
+}
+
+/* Whether a signal comes from outside the container, where this is its first process. A command can claim any code
+ * below SI_USER (rt_sigqueueinfo), and have the kernel send those above it (F_SETSIG); SI_USER says who called kill. */
+static bool from_outside(const struct signalfd_siginfo *seen) {
+    return getpid() != 1 || (seen->ssi_pid == 0 && seen->ssi_code == SI_USER);
+}
+
+static bool has_ended(int lifeline) {
+    ssize_t length = read(lifeline, scratch, sizeof scratch);
+    return length == 0 || (length < 0 && errno != EAGAIN && errno != EINTR);
+}
+
 int main(int count, char **arguments) {
     if (count < 2 || count > 3 || (count == 3 && strcmp(arguments[2], "until-eof") != 0)) {
         fprintf(stderr, "usage: aenv-agent SOCKET [until-eof]\n");
@@ -582,6 +649,7 @@ int main(int count, char **arguments) {
         fd = open("/dev/null", O_RDWR);
         if (fd >= 3) close(fd);
     }
+    open_badness();
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
@@ -603,9 +671,9 @@ int main(int count, char **arguments) {
         struct signalfd_siginfo seen;
         while (polled[1].revents && read(signals, &seen, sizeof seen) == (ssize_t)sizeof seen) {
             if (seen.ssi_signo == SIGCHLD) reap();
-            else if (getpid() != 1 || seen.ssi_pid == 0) end(arguments[1]); /* a command has no say in it */
+            else if (from_outside(&seen)) end(arguments[1]);
         }
-        if (polled[2].revents && read(0, scratch, sizeof scratch) == 0) end(arguments[1]);
+        if (polled[2].revents && has_ended(0)) end(arguments[1]);
         int64_t time = now();
         drop_output(time);
         for (int n = client_count - 1; n >= 0; n--) {

@@ -3,7 +3,10 @@
 
 #include <sys/syscall.h>
 
-enum { MOST_FILES = 8192 }; /* that the agent may have open */
+enum {
+    MOST_FILES = 8192, /* that the agent may have open */
+    MOST_LINKS = 40,   /* as the kernel has it */
+};
 
 static char piece[PIECE];
 
@@ -45,12 +48,35 @@ static void read_file(const char *path, int status) {
     }
 }
 
-static void write_file(char *path, const struct client *client, int status) {
-    char temporary[PATH_MAX];
+/* Follow a link to what it means, which need not be there; whether that goes. */
+static bool follow(char *path) {
     struct stat found;
+    for (int links = 0; lstat(path, &found) == 0 && S_ISLNK(found.st_mode); links++) {
+        char target[PATH_MAX];
+        ssize_t length = readlink(path, target, sizeof target);
+        if (length < 0) return false;
+        char *name = strrchr(path, '/');
+        size_t folder = name == NULL || target[0] == '/' ? 0 : (size_t)(name - path) + 1;
+        errno = links == MOST_LINKS ? ELOOP : ENAMETOOLONG;
+        if (links == MOST_LINKS || folder + (size_t)length >= PATH_MAX) return false;
+        memcpy(path + folder, target, (size_t)length);
+        path[folder + (size_t)length] = 0;
+    }
+    return true;
+}
+
+static bool names_directory(const char *path) {
+    const char *slash = strrchr(path, '/'), *name = slash == NULL ? path : slash + 1;
+    return *name == 0 || strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+}
+
+static void write_file(const char *given, const struct client *client, int status) {
+    char path[PATH_MAX], temporary[PATH_MAX];
+    struct stat found;
+    if (!follow(strcpy(path, given))) give_up(status, FILES);
     bool there = lstat(path, &found) == 0;
-    errno = there && S_ISDIR(found.st_mode) ? EISDIR : ENXIO;
-    if (there && !S_ISREG(found.st_mode) && !S_ISLNK(found.st_mode)) give_up(status, FILES);
+    errno = names_directory(path) || (there && S_ISDIR(found.st_mode)) ? EISDIR : ENXIO;
+    if (errno == EISDIR || (there && !S_ISREG(found.st_mode))) give_up(status, FILES);
     char *name = strrchr(path, '/');
     for (char *slash = path + 1; name != NULL && slash <= name; slash++) {
         if (*slash != '/') continue;
@@ -74,7 +100,7 @@ static void write_file(char *path, const struct client *client, int status) {
     errno = ECANCELED;
     if (!*client->whole) goto undo;
     if (client->has_mode && fchmod(file, client->mode & 0777) != 0) goto undo;
-    if (!client->has_mode && there && S_ISREG(found.st_mode) && fchmod(file, found.st_mode & 0777) != 0) goto undo;
+    if (!client->has_mode && there && fchmod(file, found.st_mode & 0777) != 0) goto undo;
     if (close(file) == 0 && rename(temporary, path) == 0) return;
 undo:;
     int number = errno;
@@ -83,9 +109,18 @@ undo:;
     give_up(status, FILES);
 }
 
+/* With no room for who sent a signal, the kernel delivers it as if from outside: children cannot fill the agent's. */
+static void spare_signals(void) {
+    struct rlimit pending;
+    if (getrlimit(RLIMIT_SIGPENDING, &pending) != 0) return;
+    pending.rlim_cur = pending.rlim_max = pending.rlim_cur / 2;
+    setrlimit(RLIMIT_SIGPENDING, &pending);
+}
+
 /* The child: nothing of the agent's is left to it but what it needs. */
 _Noreturn void live(struct client *client, char **arguments, const int *ends, int status) {
     setsid();
+    spare_signals();
     sigset_t none;
     sigemptyset(&none);
     signal(SIGPIPE, SIG_DFL);
@@ -96,7 +131,7 @@ _Noreturn void live(struct client *client, char **arguments, const int *ends, in
     if (dup2(ends[0], 0) < 0 || dup2(ends[1], 1) < 0 || dup2(status, 3) < 0) give_up(status, START);
     if (syscall(SYS_close_range, 4U, ~0U, 0U) != 0) /* a pipe of another's that stays open here has no end there */
         for (int fd = 4; fd < MOST_FILES; fd++) close(fd);
-    char *path = client->arguments.data;
+    const char *path = client->arguments.data;
     sigprocmask(SIG_SETMASK, &none, NULL);
     if (client->kind == READ)
         read_file(path, 3);

@@ -14,7 +14,17 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import asynccontextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from aenv.errors import AEnvError, Conflict, Forbidden, Invalid, NotFound, SandboxLost, StorageFull, TooLarge
+from aenv.errors import (
+    AEnvError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    SandboxLost,
+    StorageFull,
+    TooLarge,
+    Unsupported,
+)
 from aenv.models import ExecResult
 from aenv.runtime.commands import MOST_OUTPUT
 from aenv.runtime.context import printable
@@ -37,6 +47,8 @@ from aenv.runtime.frames import (
 ARGUMENTS, VARIABLES, DIRECTORY, TIME, TERMINAL = b"a", b"v", b"d", b"t", b"p"
 """What to run: each argument and each variable is ended by a zero byte."""
 READ, WRITE, MODE, LENGTH, SIGNAL = b"g", b"u", b"m", b"z", b"k"
+ENDED, FAILURE = struct.Struct("!i?"), struct.Struct("!Ic")
+"""How a command ended: its exit code, and whether its time was over. Why there is none: an errno, and what failed."""
 MOST_FILE = 256 * 1024 * 1024
 """Bytes of a file that is read in one piece."""
 PATIENCE = 60.0
@@ -51,15 +63,16 @@ _SHOWN = 200
 """Characters of a command or path in an error."""
 _FAULTS: dict[int, type[AEnvError]] = {
     **dict.fromkeys((errno.ENOENT,), NotFound),
-    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EEXIST), Conflict),
+    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EEXIST, errno.EBUSY), Conflict),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), Forbidden),
     **dict.fromkeys((errno.ELOOP, errno.ENAMETOOLONG, errno.ENOEXEC, errno.EINVAL), Invalid),
     errno.E2BIG: TooLarge,
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), StorageFull),
+    errno.EOPNOTSUPP: Unsupported,
 }
 """Whose fault it is that something cannot be done; the sandbox's where nothing is said."""
-_EXIT = struct.Struct("!i?")
-_FAILURE = struct.Struct("!Ic")
+_WORDS = {errno.ENXIO: "it is not a regular file", errno.ETIMEDOUT: "nothing of it moved for too long"}
+"""Where the system's own would mislead."""
 _NUMBER = struct.Struct("!Q")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,11 +82,13 @@ class _Failed(Exception):
     """The agent could not do what was asked."""
 
     def __init__(self, data: bytes) -> None:
-        number, self.stage = _FAILURE.unpack_from(data)
+        number, self.stage = FAILURE.unpack_from(data)
         self.errno = int(number)
-        self.words = "it is not a regular file" if self.errno == errno.ENXIO else os.strerror(self.errno)
+        self.words = _WORDS.get(self.errno) or os.strerror(self.errno)
 
     def told(self, what: str, hint: str | None = None) -> AEnvError:
+        if self.errno == errno.EOPNOTSUPP:
+            hint = "there is no agent in it, and its image has not what this takes without one"
         return _FAULTS.get(self.errno, AEnvError)(f"{what}: {self.words}", hint=hint)
 
 
@@ -112,10 +127,10 @@ class Second:
             on_output: called with ``"stdout"`` or ``"stderr"`` and what was just printed.
         """
         request = _request(command, cwd, env)
-        if not 0 < timeout <= _LONGEST:
+        if not isinstance(timeout, int | float) or not 0 < timeout <= _LONGEST:
             raise Invalid(f"timeout {timeout!r} is not a length of time", hint="give seconds, more than 0")
         request += frames(TIME, _NUMBER.pack(max(1, round(timeout * 1000))))
-        data = input.encode() if isinstance(input, str) else bytes(input)
+        data = _bytes(input, "input")
         request += frames(START) if data else frames(END) + frames(START)
         kept = {OUTPUT: bytearray(), ERRORS: bytearray()}
         truncated = False
@@ -161,14 +176,21 @@ class Second:
         return bytes(held)
 
     async def write(self, path: str | os.PathLike[str], data: bytes | str, *, mode: int | None = None) -> None:
-        """Write a file in one step, with its parents: who reads it finds the old content or the new."""
+        """Write a file in one step, with its parents: who reads it finds the old content or the new.
+
+        A link is followed, and stays.
+        """
+        if not isinstance(mode, int | None):
+            raise Invalid(f"mode {mode!r} is not a number", hint="give it such as mode=0o755")
         request = b"" if mode is None else frames(MODE, struct.pack("!I", mode & 0o777))
-        content = data.encode() if isinstance(data, str) else data
+        content = _bytes(data, f"what is to be written to {_shown(path)}")
         try:
             async with self._ask(request + frames(WRITE, _path(path)), None, content, end=True) as exchange:
                 await exchange.finished(f"{_shown(path)} cannot be written")
         except _Failed as exc:
             hint = "nothing was changed there"
+            if exc.errno == errno.EBUSY:
+                hint = "it is a mount of its own and cannot be replaced: write to it with exec(), such as by cat > FILE"
             raise exc.told(f"{_shown(path)} in the second container cannot be written", hint) from None
 
     @asynccontextmanager
@@ -183,16 +205,14 @@ class Second:
     ) -> AsyncIterator[Shell]:
         """A command with a terminal, for as long as the block lasts."""
         request = _request(command, cwd, env) + frames(TERMINAL, window(rows, columns)) + frames(START)
-        printed: asyncio.Queue[bytes] = asyncio.Queue()
 
         def take(kind: bytes, piece: bytes) -> None:
-            printed.put_nowait(piece)
-            if printed.qsize() >= _AHEAD:
-                exchange.pause()
+            live._take(piece)
 
         try:
             async with self._ask(request, take, patience=None) as exchange:
-                yield Shell(exchange, printed)
+                live = Shell(exchange)
+                yield live
         except _Failed as exc:
             raise _not_run(exc, command, cwd) from None
 
@@ -235,7 +255,8 @@ class Second:
             async with asyncio.timeout(PATIENCE):
                 await asyncio.get_running_loop().create_unix_connection(lambda: exchange, self._socket)
         except (OSError, TimeoutError) as exc:
-            raise SandboxLost(f"the second container is gone: {getattr(exc, 'strerror', None) or exc!r}") from exc
+            why = exc.strerror or f"nobody took the call within {PATIENCE:g} s"
+            raise SandboxLost(f"the second container is gone: {why}") from exc
         try:
             exchange.begin(request, data, end=end)
             yield exchange
@@ -246,9 +267,11 @@ class Second:
 class Shell:
     """A command with a terminal. Iterate over what it prints until it ends."""
 
-    def __init__(self, exchange: _Exchange, printed: asyncio.Queue[bytes]) -> None:
+    def __init__(self, exchange: _Exchange) -> None:
         self._exchange = exchange
-        self._printed = printed
+        self._printed: asyncio.Queue[bytes] = asyncio.Queue()
+        self._readers = 0
+        self._waiters = 0
 
     def send(self, data: bytes) -> None:
         """Type this."""
@@ -262,24 +285,46 @@ class Shell:
         self._exchange.send(frames(SIGNAL, bytes([number])))
 
     async def wait(self) -> int:
-        """Its exit code, or minus the signal that ended it, once all it printed was read or dropped."""
-        self._exchange.resume()
-        code, _ = await self._exchange.end(None)
+        """Its exit code, or minus the signal that ended it. What it prints meanwhile is dropped if nobody reads it."""
+        self._waiters += 1
+        try:
+            self._drop()
+            code, _ = await self._exchange.end(None)
+        finally:
+            self._waiters -= 1
         return code
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        while True:
-            getting = asyncio.ensure_future(self._printed.get())
-            try:
-                await asyncio.wait((getting, self._exchange.done), return_when=asyncio.FIRST_COMPLETED)
-                if not getting.done() and self._printed.empty():
-                    await self._exchange.end(None)
-                    return
-                piece = await getting
-            finally:
-                getting.cancel()
+        self._readers += 1
+        try:
+            while True:
+                getting = asyncio.ensure_future(self._printed.get())
+                try:
+                    await asyncio.wait((getting, self._exchange.done), return_when=asyncio.FIRST_COMPLETED)
+                    if not getting.done() and self._printed.empty():
+                        await self._exchange.end(None)
+                        return
+                    piece = await getting
+                finally:
+                    getting.cancel()
+                self._exchange.resume()
+                yield piece
+        finally:
+            self._readers -= 1
+            self._drop()
+
+    def _take(self, piece: bytes) -> None:
+        self._printed.put_nowait(piece)
+        if self._printed.qsize() >= _AHEAD:
+            self._exchange.pause()
+        self._drop()
+
+    def _drop(self) -> None:
+        """Somebody waits for the end, and nobody reads."""
+        if self._waiters and not self._readers:
+            while not self._printed.empty():
+                self._printed.get_nowait()
             self._exchange.resume()
-            yield piece
 
 
 def _blocking(
@@ -395,7 +440,7 @@ class _Exchange(asyncio.Protocol):
         if self.done.done():
             return
         if kind == EXIT:
-            self.done.set_result(_EXIT.unpack(piece))
+            self.done.set_result(ENDED.unpack(piece))
         elif kind == FAILED:
             self._fail(_Failed(piece))
         elif self._take is not None:
@@ -420,15 +465,15 @@ def _pieces(data: bytes, end: bool) -> Iterator[bytes]:
 def _request(
     command: str | Sequence[str], cwd: str | os.PathLike[str] | None, env: Mapping[str, str | None] | None
 ) -> bytes:
-    argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
-    if not argv or not all(isinstance(part, str) for part in argv):
+    argv = ["sh", "-c", command] if isinstance(command, str) else command
+    if not isinstance(argv, Sequence) or not argv or not all(isinstance(part, str) for part in argv):
         raise Invalid("a command is text, or a sequence of texts, the program first")
     variables = [name if value is None else f"{name}={value}" for name, value in (env or {}).items()]
     for text in (*argv, *variables):
         if "\0" in text:
             raise Invalid(f"{_shown(text)} holds a zero character, which no command can be given")
     for name in env or {}:
-        if not name or "=" in name:
+        if not isinstance(name, str) or not name or "=" in name:
             raise Invalid(f"{_shown(name)} is not a variable's name")
     request = frames(ARGUMENTS, b"".join(os.fsencode(part) + b"\0" for part in argv))
     if variables:
@@ -439,12 +484,23 @@ def _request(
 
 
 def _path(path: str | os.PathLike[str]) -> bytes:
-    text = os.fsencode(path)
+    text = os.fsencode(path) if isinstance(path, str | bytes | os.PathLike) else b""
     if not text or b"\0" in text:
         raise Invalid(f"{_shown(path)} is not a path")
     if len(text) >= MOST:
         raise Invalid(f"{_shown(path)} is too long for a path")
     return text
+
+
+def _bytes(data: object, what: str) -> bytes:
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    if not isinstance(data, str):
+        raise Invalid(f"{what} is bytes or text, not {type(data).__name__}")
+    try:
+        return data.encode()
+    except UnicodeEncodeError as exc:
+        raise Invalid(f"{what} is no text that UTF-8 can hold: {exc.reason}") from None
 
 
 def _shown(what: object) -> str:

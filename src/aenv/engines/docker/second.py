@@ -4,6 +4,9 @@ Whoever runs commands in it may be root there, as most images of tasks expect, w
 machine. What it shares with the main container: ``/shared``, a directory in memory that both may write; and the
 directory of the agent's socket, which only the agent writes, where the engine can see to that.
 
+Where there is no agent for the daemon's machine, the image's own shell keeps the container alive, and the engine stands
+in for the agent (``deputy``). Then ``second`` sees nothing of the directory of the socket.
+
 The main container is there before the second is, and goes after it: one that has no main container is nobody's.
 """
 
@@ -12,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import logging
 import tarfile
-from collections.abc import Collection
 from contextlib import AsyncExitStack, suppress
 from typing import Any, NamedTuple
 
@@ -23,13 +26,17 @@ from aenv.engines.docker.containers import ENGINE, ID, KIND, LINK, SECOND, SECON
 from aenv.engines.docker.daemon import About, Daemon, demultiplex, failure
 from aenv.engines.docker.images import Image
 from aenv.engines.docker.keepers import USES, Keepers
-from aenv.errors import AEnvError, NetworkError, NotFound, SandboxLost, StartFailed, StorageFull
+from aenv.engines.docker.scripts import KEEP_ALIVE
+from aenv.errors import AEnvError, NetworkError, NotFound, SandboxLost, StartFailed, StorageFull, Unsupported
 from aenv.models import SandboxSpec
 
+log = logging.getLogger("aenv.engine")
 AGENT, SHARES = "agent", "shared"
 """Kinds: the container that keeps the agent's volume, and the volumes that the two containers of a sandbox share."""
 DISK = "aenv.disk"
 """Label: the bytes that it may write, where the daemon does not see to that."""
+AGENTLESS = "aenv.agentless"
+"""Label: there is no agent in it."""
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
 """What root may do in it. Package managers give files to users, write where only users may, and become users; test
 suites end what others started, and servers listen on port 80. Nothing of it reaches beyond the container."""
@@ -37,8 +44,6 @@ WHO = "the second container"
 _REMOVED = f"{WHO} was removed, and not by this engine"
 _PLACE, _PROGRAM = "/aenv/agent", "aenv-agent"
 _PREFIX = "aenv-agent-"
-_UNUSED = 2
-"""Agents of other versions that are kept, though no sandbox has them."""
 _PAGE = 4096
 _INODES = 8
 _LINES = 20
@@ -65,7 +70,8 @@ def shares(engine: str, id: str) -> Shares:
 def body(
     spec: SandboxSpec, id: str, image: Image, *, site: Site, keeper: str, network: str, limited: bool, capped: bool
 ) -> dict[str, Any]:
-    """What is posted to ``/containers/create``. ``limited``: whether the daemon sees to it that it writes no more than
+    """What is posted to ``/containers/create``. ``keeper``: the container that has the agent, empty when none has.
+    ``limited``: whether the daemon sees to it that it writes no more than
     it may; ``capped``: that no file grows larger."""
     room, shared = containers.room(spec), shares(site.engine, id)
     largest = room.disk + _PAGE  # a file system that is full comes first
@@ -74,11 +80,19 @@ def body(
         "NetworkMode": network,
         "CapAdd": list(CAPABILITIES) if _is_root(image.user) else [],
         "Ulimits": [{"Name": "fsize", "Soft": largest, "Hard": largest}] if capped else [],
-        "Tmpfs": {TMP: containers.in_memory(room.storage(room.second))},
-        "Mounts": [containers.volume(shared.link, LINK), containers.volume(shared.shared, SHARED)],
-        "VolumesFrom": [f"{keeper}:ro"],
+        "Mounts": [containers.volume(shared.shared, SHARED)],
     }
-    labels = {ENGINE: site.engine, ID: id, KIND: SECOND, USES: keeper}
+    # All of them are always given: an image may have labels of these names, too.
+    labels = {ENGINE: site.engine, ID: id, KIND: SECOND, DISK: "", AGENTLESS: "", USES: keeper}
+    if keeper:
+        host["Mounts"].append(containers.volume(shared.link, LINK))
+        host["VolumesFrom"] = [f"{keeper}:ro"]
+        first = [f"{_PLACE}/{_PROGRAM}", f"{LINK}/{SECOND_SOCKET}", *(["until-eof"] if site.until_eof else [])]
+    else:
+        labels[AGENTLESS] = "1"
+        first = list(KEEP_ALIVE)
+    places = containers.writable(image, (TMP,), (SHARED, LINK, _PLACE) if keeper else (SHARED,))
+    host["Tmpfs"] = dict.fromkeys(places, containers.in_memory(room.storage(room.second, len(places))))
     if limited:
         host["StorageOpt"] = {"size": str(room.disk)}
     else:
@@ -86,11 +100,12 @@ def body(
     return {
         "Image": image.id,
         "Hostname": "second",
-        "Entrypoint": [f"{_PLACE}/{_PROGRAM}", f"{LINK}/{SECOND_SOCKET}", *(["until-eof"] if site.until_eof else [])],
+        "Entrypoint": first,
         "Cmd": [],
+        "Env": [f"{name}={value}" for name, value in containers.proxy_variables(spec).items()],
         "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": "SIGTERM",
-        "OpenStdin": site.until_eof,
+        "OpenStdin": site.until_eof or not keeper,
         "StdinOnce": site.until_eof,
         "Labels": labels,
         "HostConfig": host,
@@ -115,6 +130,8 @@ class Beside:
         self.memory = 0
         self.disk = 0
         """Bytes that it may write, where somebody must see to that; 0 where the daemon does."""
+        self.agentless = False
+        """Whether the engine stands in for the agent."""
         self.told = 0
         """Bytes of its output that were passed on."""
 
@@ -122,7 +139,8 @@ class Beside:
         """Take over what the daemon says of it."""
         self.made = str(found.get("Id") or self.container)
         self.memory = int((found.get("HostConfig") or {}).get("Memory") or 0)
-        self.disk = int(((found.get("Config") or {}).get("Labels") or {}).get(DISK) or 0)
+        labels = (found.get("Config") or {}).get("Labels") or {}
+        self.disk, self.agentless = int(labels.get(DISK) or 0), bool(labels.get(AGENTLESS))
         self.link = containers.mount_source(found, LINK)
 
 
@@ -138,9 +156,8 @@ class Seconds:
 
     async def make_volumes(self, beside: Beside, spec: SandboxSpec) -> None:
         """The volumes that both containers have: in memory, and bounded."""
-        room = containers.room(spec)
         # By pages, not by a size, which Podman takes for a quota of its own.
-        pages = max(room.storage(room.second) // _PAGE, 1)
+        pages = max(containers.room(spec).shared // _PAGE, 1)
         small = f"mode=0777,nr_inodes={_INODES},nr_blocks={_INODES}"
         large = f"mode=1777,nosuid,nodev,nr_blocks={pages},nr_inodes={max(pages, 1024)}"
         for volume, options in zip(beside.shares, (small, large), strict=True):
@@ -149,13 +166,20 @@ class Seconds:
             asked = {"Name": volume, "Driver": "local", "DriverOpts": driver, "Labels": labels}
             await self._daemon.ask("POST", "/volumes/create", body=asked)
 
-    async def make(self, beside: Beside, spec: SandboxSpec, image: Image, network: str) -> None:
-        """Make it, of an image that is there."""
-        keeper = await self.agents.keeper()
+    async def make(self, beside: Beside, spec: SandboxSpec, image: Image, network: str, *, near: bool) -> None:
+        """Make it, of an image that is there. ``near``: the engine can stand in for an agent that is not to be had."""
+        try:
+            keeper = await self.agents.keeper()
+        except Unsupported as exc:
+            if not near:
+                why = "without one, the engine must be root on the daemon's machine"
+                raise Unsupported(f"{exc.message}; {why}", hint=exc.hint) from exc
+            log.warning("commands in the second container of %s take longer: %s", beside.id, exc.message)
+            keeper = ""
         try:
             await self._make(beside, spec, image, network, keeper)
         except AEnvError:
-            if not await self.agents.is_gone(keeper):
+            if not keeper or not await self.agents.is_gone(keeper):
                 raise
             await self._make(beside, spec, image, network, await self.agents.keeper())
         beside.know(await self._inspect(beside))
@@ -189,6 +213,11 @@ class Seconds:
             raise
         except AEnvError as exc:
             raise StartFailed(f"{WHO}, of {beside.reference}, does not start: {exc.message}", hint=exc.hint) from exc
+
+    async def link(self, beside: Beside) -> str:
+        """The directory that the main container looks for the agent in, on the daemon's machine."""
+        found = await self._daemon.ask("GET", f"/volumes/{beside.shares.link}")
+        return str((found or {}).get("Mountpoint") or "")
 
     async def is_up(self, beside: Beside) -> bool:
         """Whether it runs, whoever started it; False when it will. ``SandboxLost`` when there is none."""
@@ -238,7 +267,7 @@ class Seconds:
 
     async def remove_volumes(self, shared: Shares) -> None:
         for volume in shared:
-            await doors.remove_volume(self._daemon, volume)
+            await doors.remove_volume(self._daemon, volume, self._site.engine)
 
     async def _inspect(self, beside: Beside) -> dict[str, Any]:
         return dict(await self._daemon.ask("GET", f"/containers/{beside.container}/json") or {})
@@ -254,7 +283,7 @@ class Agents:
 
     def __init__(self, daemon: Daemon, about: About) -> None:
         self._daemon, self._about = daemon, about
-        self.keepers = Keepers(daemon, AGENT, _PLACE, _PREFIX)
+        self.keepers = Keepers(daemon, AGENT, _PLACE)
 
     async def keeper(self) -> str:
         """The name of the container that keeps the agent's volume; it is made when there is none."""
@@ -265,7 +294,7 @@ class Agents:
             await self._import(keeper, content)
             return content
 
-        await self.keepers.have(keeper, _image(keeper), packed)
+        await self.keepers.have(keeper, agent_image(keeper), packed)
         return keeper
 
     async def is_gone(self, keeper: str) -> bool:
@@ -277,19 +306,14 @@ class Agents:
 
     async def _import(self, keeper: str, content: bytes) -> None:
         """An image for the keeper: of nobody else's, which could then not be removed, or have volumes of its own."""
-        query = {"fromSrc": "-", "repo": _image(keeper), "tag": "latest"}
+        query = {"fromSrc": "-", "repo": agent_image(keeper), "tag": "latest"}
         async for line in self._daemon.lines("POST", "/images/create", query=query, content=content):
             if reason := failure(line):
                 raise StartFailed(f"the daemon does not take the agent of {WHO}: {reason}")
 
-    async def sweep(self, used: Collection[object]) -> None:
-        """Remove agents of other versions that no sandbox has."""
-        for keeper in await self.keepers.sweep(used, _UNUSED):
-            with suppress(AEnvError):
-                await self._daemon.ask("DELETE", f"/images/{_image(keeper)}")
 
-
-def _image(keeper: str) -> str:
+def agent_image(keeper: str) -> str:
+    """What the image is called that a keeper of an agent is made of."""
     return f"localhost/{keeper}"
 
 
