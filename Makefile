@@ -7,7 +7,7 @@ BASE ?= python:3.12-slim
 SOAK_SECONDS ?= 600
 
 .DEFAULT_GOAL := help
-.PHONY: help install components base-image demo test lint bench bench-check docs serve soak clean
+.PHONY: help install components base-image platform-image demo test lint bench bench-check docs serve soak clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
@@ -37,6 +37,9 @@ components: $(VENV)/dev.stamp  ## what more tests need: Node tools, an S3 server
 
 base-image: $(VENV)/package.stamp  ## the image that the Docker engine runs projects in, built on BASE
 	@$(BIN)/python scripts/base_image.py --base $(BASE)
+
+platform-image: $(VENV)/package.stamp  ## the image of 'aenv serve', built on the base image
+	@$(BIN)/python scripts/base_image.py platform
 
 demo: $(VENV)/package.stamp  ## examples/01-hello: two episodes, from tools to reward
 	@cd examples/$(NAME) && $(abspath $(BIN))/python episode.py

@@ -182,7 +182,7 @@ def missing(*programs: str) -> str:
 @contextlib.contextmanager
 def ground(run: str) -> Iterator[Ground]:
     """The ground of a run, shared by all its processes, until the block ends. The last one leaves nothing there."""
-    folder = PLACE / run
+    folder = PLACE / run[:8]  # Podman wants short paths
     with contextlib.ExitStack() as stack:
         with _place():
             for other in PLACE.iterdir():
@@ -248,7 +248,7 @@ def _remove(folder: Path) -> None:
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:  # somebody uses it, or its holder is about to end
-                if _holds(folder) and _is_used(folder):
+                if _is_used(folder):
                     return
                 assert time.monotonic() < deadline, f"{folder}: what holds it does not end"
                 time.sleep(0.02)
@@ -340,6 +340,22 @@ def base_image(address: str) -> str:
 async def _build(daemon: Daemon, wheels: Path | None) -> str:
     await debian_on(daemon)
     return await building.build(daemon, base=DEBIAN, tags=[BASE], folder=wheels)
+
+
+def platform_image(address: str, base: str, name: str) -> None:
+    """The image of ``aenv serve`` on the daemon at that address, built on its base image; once, on one of this run."""
+    home = Path(address.removeprefix("unix://")).parent
+
+    def build() -> None:
+        _awaited(building.build(Daemon(address), what="platform", base=base, tags=[name]))
+
+    if home.parent.parent != PLACE:
+        build()
+        return
+    with _locked(home.parent / "building"):
+        if not (home / "platform-built").exists():
+            build()
+            (home / "platform-built").touch()
 
 
 async def debian_on(daemon: Daemon) -> str:

@@ -6,6 +6,7 @@ What a comment before a block means:
     <!-- not run: the reason -->       the block is left alone
     <!-- needs volumes -->             the block is left alone where sandboxes can have none
     <!-- needs docker -->              the block is left alone where no daemon of containers is to be had
+    <!-- needs compose -->             the block is left alone where deploy/compose cannot be started there
     <!-- output -->                    the text block is what the block before it printed ("..." for anything)
 
 A page may say ``<!-- project: examples/01-hello -->`` once: its reader begins in a copy of that project.
@@ -13,7 +14,8 @@ Without a comment: Python is run, and may await at the top level as in a noteboo
 a bash block is carried out when it is one of ``COMMANDS``, and any other command is a mistake in the page.
 ``aenv run`` starts a sandbox that lives until the page ends. Its port is free, and stands in for 8081. ``aenv serve``
 starts a platform likewise, and its ports stand in for 8080 and 8081; served again, it is stopped first. The tests'
-own base image stands in for ``aenv-base``.
+own base image stands in for ``aenv-base``. ``docker compose up`` starts deploy/compose, whose ports stand in likewise,
+and whose first token for that of the page.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from aenv.engines.docker.daemon import Daemon
 from aenv.engines.process import powers
 from aenv.errors import Conflict, NotFound
 from aenv.project import CONFIG
+from tests.daemons.stack import FILE, Stack
 from tests.platform.support import end_sandboxes
 
 ROOT = Path(__file__).parent.parent.parent
@@ -77,6 +80,8 @@ class Containers(NamedTuple):
 
     address: str
     base_image: str
+    stack: Stack | None = None
+    """A platform by Docker Compose there, which nobody has started."""
 
 
 class Reader:
@@ -123,7 +128,11 @@ class Reader:
         kind, _, value = block.comment.partition(": ")
         if kind == "not run":
             assert value.strip(), "say why it is not run"
-        lacks = {"needs volumes": powers.probe().no_volumes, "needs docker": self._containers is None}
+        lacks = {
+            "needs volumes": powers.probe().no_volumes,
+            "needs docker": self._containers is None,
+            "needs compose": self._containers is None or self._containers.stack is None,
+        }
         if kind == "not run" or lacks.get(kind) or (kind == "output" and self._is_alone):
             self._is_alone = True
             self.left += block.language in RUN
@@ -131,7 +140,7 @@ class Reader:
         self._is_alone = False
         if kind == "file":
             Path(value).parent.mkdir(parents=True, exist_ok=True)
-            Path(value).write_text(block.text, encoding="utf-8")
+            Path(value).write_text(self._here(block.text), encoding="utf-8")
         elif kind == "output":
             same = doctest.OutputChecker().check_output(block.text, f"{self.printed.rstrip()}\n", doctest.ELLIPSIS)
             assert same, f"the page shows\n{block.text}\nbut this was printed\n{self.printed}"
@@ -235,6 +244,8 @@ class Reader:
         name, _, value = words[1].partition("=")
         if name == "DUMMY_INSTANCE_IP" and self._url:
             value = self._url
+        if name == "AENV_API_KEY":
+            value = self._stack_here.token
         self._patch.setenv(name, value)
         return ""
 
@@ -245,6 +256,23 @@ class Reader:
         found = subprocess.run([*command, *words[1:]], capture_output=True, text=True, timeout=600, check=False)
         assert found.returncode == 0, f"{shlex.join(words)} ended with {found.returncode}\n{found.stderr}"
         return found.stdout
+
+    @property
+    def _stack_here(self) -> Stack:
+        assert self._containers is not None
+        assert self._containers.stack is not None
+        return self._containers.stack
+
+    def compose(self, words: list[str]) -> str:
+        stack = self._stack_here
+        assert words[:3] == ["docker", "compose", "-f"]
+        assert ROOT / words[3] == FILE
+        if words[4] == "up":
+            self.stop_platform()
+            stack.up()
+            self._ports = {"8080": str(stack.port), "8081": str(stack.data_port)}
+            return ""
+        return stack.compose(*words[4:])
 
     def make(self, words: list[str]) -> str:
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -260,6 +288,7 @@ COMMANDS: dict[str, Callable[[Reader, list[str]], str]] = {
     "aenv": Reader.run,
     "cd": Reader.change_directory,
     "curl": Reader.run,
+    "docker": Reader.compose,
     "export": Reader.export,
     "git": Reader.skip,
     "make": Reader.make,
