@@ -34,12 +34,14 @@ async def main():
 asyncio.run(main())
 """
 CONFORMANCE = """\
-import asyncio, json
+import asyncio, json, tempfile
 from aenv.engines import conformance, load_engine
 
 async def main():
     async with load_engine("process", state="conformance") as engine:
-        results = await conformance.run(engine, another=lambda: load_engine("process", state="conformance"))
+        with tempfile.TemporaryDirectory() as task:
+            another = lambda: load_engine("process", state="conformance")
+            results = await conformance.run(engine, another=another, second=task)
         declared = [row.name for row in conformance.CHECKS if {row.name, row.needs} & set(engine.cannot)]
         print(json.dumps({"cannot": declared, "results": results}))
         await engine.end()

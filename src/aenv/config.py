@@ -107,8 +107,10 @@ SETTINGS = (
     Setting("socket", "AENV_SOCKET", "", "unix socket that a sandbox listens on, instead of a port", in_file=False),
     Setting("work", "AENV_WORK", "", "directory that a sandbox copies its project to, and works in", in_file=False),
     Setting("second", "AENV_SECOND", "", "unix socket of the agent in the second container", in_file=False),
+    Setting("proxy", "AENV_PROXY", "", "host:port of the proxy that a sandbox waits for when it starts", in_file=False),
     Setting("until_eof", "AENV_UNTIL_EOF", False, "end when standard input does", in_file=False),
     Setting("warm", "AENV_WARM", False, "wait to be specialised before the project is imported", in_file=False),
+    Setting("preload", "AENV_PRELOAD", "", "whether one that waits imports it first: true, false, auto", in_file=False),
     Setting(
         "owner_token_sha256",
         "AENV_OWNER_TOKEN_SHA256",

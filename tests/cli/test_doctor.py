@@ -140,6 +140,18 @@ def test_an_engine_that_passes(aenv):
     assert sorted(line.split()[1:] for line in answer.err.splitlines()) == [["pass", "create"], ["skip", "tmp-apart"]]
 
 
+@pytest.mark.parametrize(
+    ("given", "told"), [("debian:12", "(debian:12)"), ("./task", "{here}/task)"), (None, "was given")]
+)
+def test_what_second_containers_are_made_of(aenv, here, given, told):
+    second = [] if given is None else ["--second", given]
+    answer = aenv("doctor", "--engine", PLAIN, "--check", "second-runs-commands", *second, "-o", "json")
+    assert answer.code == 0, answer.err
+    (row,) = answer.data["checks"]
+    assert row["status"] == "skip"
+    assert told.format(here=here) in row["detail"]
+
+
 def test_an_engine_that_fails(aenv):
     checks = ("--check", "create", "--check", "get-unknown")
     answer = aenv("doctor", "--engine", "aenv.engines.failing:FailingEngine", *checks)
@@ -175,6 +187,7 @@ def test_an_engine_that_is_being_written_here(aenv, here, monkeypatch):
         (["--engine", "no_such_module:Engine"], 1, "use pkg.mod:Class"),
         (["--engine", "aenv.engines.failing:PaperEngine", "--check", "creat"], 1, "did you mean 'create'?"),
         (["--check", "create"], 2, "needs --engine"),
+        (["--second", "debian"], 2, "needs --engine"),
     ],
 )
 def test_an_engine_or_a_check_that_is_not_there(aenv, arguments, code, said):

@@ -18,9 +18,10 @@ def no_strays(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_daemon_that_is_named_must_answer(aenv, tmp_path, monkeypatch):
+@pytest.mark.parametrize("variable", ["AENV_DOCKER_HOST", "DOCKER_HOST"])
+def test_a_daemon_that_is_named_must_answer(aenv, tmp_path, monkeypatch, variable):
     assert aenv("gc", "-o", "json").data["found"] == []
-    monkeypatch.setenv("AENV_DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    monkeypatch.setenv(variable, f"unix://{tmp_path}/no.sock")
     answer = aenv("gc", "-o", "json")
     assert (answer.code, answer.out) == (1, "")
     assert "neither Docker nor Podman answers" in answer.err

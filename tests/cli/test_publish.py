@@ -93,6 +93,11 @@ DIGEST = f"sha256:{'0' * 64}"
         ),
         ({"content": "reg.example.com/x:1"}, 0, "reg.example.com/x:1 is at the daemon that built it only: it was not"),
         ({"content": "reg.example.com/x:1", "id": DIGEST}, 0, ""),
+        (
+            {"content": "reg.example.com/x:1", "id": DIGEST, "sources": DIGEST},
+            0,
+            "warning: image: reg.example.com/x:1 was built of other files than these",
+        ),
         ({"content": "Not A Name"}, 1, "'Not A Name' is not the name of an image"),
     ],
 )

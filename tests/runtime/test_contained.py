@@ -22,6 +22,7 @@ from aenv import http
 from aenv.errors import StartFailed
 from aenv.project import Project
 from aenv.runtime.tokens import digest, new_owner_token
+from aenv.runtime.warm import UNFIT
 from aenv.runtime.work import move
 from tests.support import until
 
@@ -193,6 +194,57 @@ def test_a_warm_sandbox_becomes_an_instance_in_the_copy(app: Path, tmp_path: Pat
         assert running.ask("GET", "/health")[1]["data"]["status"] == "warm"
         assert running.ask("POST", "/specialise", {"environment_variables": {"NAME": "x"}})[0] == 200
         assert running.call("about")["file"] == str(tmp_path / "work" / "src" / "tools.py")
+
+
+@pytest.mark.parametrize(
+    ("told", "own", "early"),
+    [
+        ("", "auto", False),
+        ("", "true", True),
+        ("auto", "auto", True),
+        ("auto", "false", False),
+        ("auto", "true", True),
+        ("true", "auto", True),
+        ("false", "true", False),
+    ],
+)
+def test_who_says_whether_a_warm_one_imports_before(
+    app: Path, tmp_path: Path, told: str, own: str, early: bool
+) -> None:
+    preload = '"auto"' if own == "auto" else own
+    (app / "config.json").write_text(f'{{"name": "app", "version": "1.0.0", "deployConfig": {{"preload": {preload}}}}}')
+    with contained(app, tmp_path, variables={"AENV_WARM": "1", "AENV_PRELOAD": told}) as running:
+        assert running.ask("GET", "/health")[1]["data"]["preloaded"] is early
+        assert running.ask("POST", "/specialise", {"environment_variables": {"NAME": "x"}})[0] == 200
+        assert running.call("about")["file"] == str(tmp_path / "work" / "src" / "tools.py")
+
+
+@pytest.mark.parametrize("kind", ["clock", "thread", "secret", "failure"])
+def test_a_warm_one_that_imported_too_early_ends_and_says_why(app: Path, tmp_path: Path, kind: str) -> None:
+    lines, said = {
+        "clock": ("import time\nNOW = time.time()", "reads the clock (time.time) at src/tools.py"),
+        "thread": (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()",
+            "leaves the thread 'Thread-1 (sleep)' running",
+        ),
+        "secret": ("import os\nos.environ.setdefault('KEY', '')", "goes by KEY, of which the value comes later"),
+        "failure": ("raise RuntimeError('no name')", "cannot be imported without an instance's variables"),
+    }[kind]
+    (app / "src" / "tools.py").write_text(f"{SOURCE}\n{lines}\n")
+    told = {"AENV_SOCKET": str(tmp_path / "s"), "AENV_WORK": str(tmp_path / "work"), "AENV_SECRETS": "KEY"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "aenv.runtime", str(app)],
+        cwd=app,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **told, "AENV_WARM": "1", "AENV_PRELOAD": "auto"},
+    )
+    assert ended.returncode == UNFIT, ended.stderr
+    assert "not imported before there is an instance" in ended.stderr
+    assert said in ended.stderr
+    assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.parametrize("given", ["variable", "option"])

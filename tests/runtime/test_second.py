@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 import uvloop
@@ -140,6 +141,12 @@ def test_what_listens_may_fail(run: Run, second: Second, agent: Agent) -> None:
         ("true", {"cwd": ""}, Invalid, "not a path"),
         ("true", {"timeout": 0}, Invalid, "not a length of time"),
         ("true", {"timeout": float("nan")}, Invalid, "not a length of time"),
+        ("true", {"timeout": "5"}, Invalid, "not a length of time"),
+        ("true", {"input": 5}, Invalid, "input is bytes or text, not int"),
+        ("true", {"input": "\ud800"}, Invalid, "input is no text that UTF-8 can hold"),
+        ("true", {"cwd": 5}, Invalid, "not a path"),
+        ("true", {"env": {5: "1"}}, Invalid, "not a variable's name"),
+        (5, {}, Invalid, "a command is"),
     ],
     ids=lambda given: repr(given)[:30],
 )
@@ -173,6 +180,9 @@ def test_files_that_cannot_be(run: Run, second: Second, folder: Path) -> None:
         (second.read(folder / "agent.sock"), Conflict, "not a regular file"),
         (second.write(folder, b"x" * 3_000_000), Conflict, "cannot be written: Is a directory"),
         (second.write("/proc/none/x", b""), NotFound, "cannot be written"),
+        (second.write(folder / "file", cast(Any, 5)), Invalid, "file' is bytes or text, not int"),
+        (second.write(folder / "file", b"", mode=cast(Any, "755")), Invalid, "mode '755' is not a number"),
+        (second.write(f"{folder}/new/", b""), Conflict, "Is a directory"),
         (second.read("a\0b"), Invalid, "not a path"),
         (second.read(""), Invalid, "not a path"),
         (second.read("x" * 100_000), Invalid, "too long"),
@@ -206,6 +216,29 @@ def test_a_shell(run: Run, second: Second, agent: Agent) -> None:
     printed, code = run(talk())
     assert b"50 132" in printed
     assert (printed.count(b"typed"), code) == (2, 4)
+
+
+def test_who_waits_for_a_shell_need_not_read(run: Run, second: Second) -> None:
+    async def wait() -> int:
+        async with second.shell("seq 1 200000; exit 4") as shell:
+            return await shell.wait()
+
+    async def read_some() -> int:
+        async with second.shell("seq 1 200000; exit 5") as shell:
+            async for _ in shell:
+                break
+            return await shell.wait()
+
+    async def read_all() -> tuple[bytes, int]:
+        async with second.shell("seq 1 20000; exit 6") as shell:
+            pieces = aiter(shell)
+            first = await anext(pieces)
+            waiting = asyncio.create_task(shell.wait())
+            return first + b"".join([piece async for piece in pieces]), await waiting
+
+    assert (run(wait()), run(read_some())) == (4, 5)
+    printed, code = run(read_all())
+    assert (printed.split(), code) == ([b"%d" % number for number in range(1, 20001)], 6)
 
 
 def test_a_shell_that_is_left_ends(run: Run, second: Second, agent: Agent) -> None:
@@ -243,7 +276,7 @@ async def test_the_blocking_face_is_not_for_async_functions(second: Second) -> N
 
 def test_nobody_there(run: Run, folder: Path) -> None:
     for path in (folder / "none", folder):
-        with pytest.raises(SandboxLost, match="the second container is gone"):
+        with pytest.raises(SandboxLost, match="the second container is gone: (No such file|Connection refused)"):
             run(Second(str(path)).exec("true"))
 
 
@@ -288,6 +321,22 @@ def odd() -> Iterator[Callable[[bytes], Second]]:
 def test_what_makes_no_sense_is_the_platforms_failure(run: Run, odd: Callable[[bytes], Second], answer: bytes) -> None:
     with pytest.raises(SandboxLost, match="makes no sense"):
         run(odd(answer).exec("true"))
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "says", "hint"),
+    [
+        (errno.EBUSY, Conflict, "busy", "it is a mount of its own"),
+        (errno.ETIMEDOUT, AEnvError, "nothing of it moved", "nothing was changed there"),
+    ],
+)
+def test_why_a_file_cannot_be_written(
+    run: Run, odd: Callable[[bytes], Second], number: int, kind: type[AEnvError], says: str, hint: str
+) -> None:
+    with pytest.raises(kind, match=says) as caught:
+        run(odd(frames(b"f", module.FAILURE.pack(number, b"g"))).write("/etc/hosts", b""))
+    assert not isinstance(caught.value, SandboxLost)
+    assert hint in str(caught.value.hint)
 
 
 def test_who_never_answers_is_not_waited_for(

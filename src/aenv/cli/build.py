@@ -99,8 +99,8 @@ def build(
     if push and not planned.references[0].registry:
         raise Invalid(f"{planned.references[0]} has no registry to be pushed to", hint="name it with --registry")
     built = talk(_build(planned, push), quiet=True)
-    building.record(found, built)
     _show(built, push, output)
+    building.record(found, built)
 
 
 async def _build(planned: Plan, push: bool) -> Built:

@@ -54,29 +54,41 @@ def version(output: str) -> None:
 @click.option("--engine", metavar="NAME", help="Check this engine instead: a name, or pkg.mod:Class.")
 @click.option("--check", "only", metavar="NAME", multiple=True, help="Of an engine, only this check. Repeatable.")
 @click.option("--limit", type=float, default=60.0, help="Seconds that one check of an engine may take.")
+@click.option("--second", metavar="IMAGE or DIR", help="What second containers are made of, for the checks of those.")
 @output_option
-def doctor(engine: str | None, only: tuple[str, ...], limit: float, output: str) -> int:
+def doctor(engine: str | None, only: tuple[str, ...], limit: float, second: str | None, output: str) -> int:
     """Check this machine, and say how to mend what is wrong.
 
     Exit code 1 when a check failed; a warning is about something that only some commands need.
 
     --engine runs the list that every engine must pass against an engine. It starts and ends some hundred sandboxes
-    of a project of its own, and touches no others. What the engine says it cannot promise is skipped.
+    of a project of its own, and touches no others. What the engine says it cannot promise is skipped. So are the
+    checks of second containers, unless --second names an image, or a directory for an engine that takes those: /DIR
+    or ./DIR. It needs a shell, cat, echo, ls and sleep.
 
     \b
     Example:
       aenv doctor
       aenv doctor --engine process
       aenv doctor --engine mine.engine:MyEngine --check create --check delete
+      aenv doctor --engine docker --second debian:bookworm-slim
     """
     if engine is not None:
-        return _check_engine(engine, only, limit, output)
-    if only:
-        raise click.UsageError("--check chooses checks of an engine, and needs --engine")
+        return _check_engine(engine, only, limit, _made_of(second or ""), output)
+    for option, given in (("--check", only), ("--second", second)):
+        if given:
+            raise click.UsageError(f"{option} is for the checks of an engine, and needs --engine")
     return show_checks([row for check in _CHECKS for row in check()], output)
 
 
-def _check_engine(name: str, only: tuple[str, ...], limit: float, output: str) -> int:
+def _made_of(second: str) -> str:
+    """An image, or the whole path of a directory."""
+    from aenv.project.images import is_path
+
+    return str(Path(second).expanduser().absolute()) if is_path(second) else second
+
+
+def _check_engine(name: str, only: tuple[str, ...], limit: float, second: str, output: str) -> int:
     from aenv.cli.project import run_async
     from aenv.engines import conformance, load_engine
 
@@ -94,7 +106,12 @@ def _check_engine(name: str, only: tuple[str, ...], limit: float, output: str) -
     async def check() -> list[conformance.Result]:
         async with load_engine(name) as engine:
             return await conformance.run(
-                engine, only=only or None, on_result=tell, another=lambda: load_engine(name), limit=limit
+                engine,
+                only=only or None,
+                on_result=tell,
+                another=lambda: load_engine(name),
+                limit=limit,
+                second=second,
             )
 
     with stdout_reserved():

@@ -88,7 +88,7 @@ def _control_groups(dry_run: bool) -> list[Found]:
 
 def _containers(age: float, dry_run: bool) -> list[Found]:
     """What is left at the daemon; nothing where there is none. One that is named and does not answer is an error."""
-    return [Found(*left) for left in asyncio.run(_swept(age, dry_run))]
+    return [Found(left.what, left.name, left.why) for left in asyncio.run(_swept(age, dry_run))]
 
 
 async def _swept(age: float, dry_run: bool) -> list[Left]:
@@ -100,7 +100,7 @@ async def _swept(age: float, dry_run: bool) -> list[Left]:
         daemon = await Daemon.find()
         return await sweep(daemon, unused=age, dry_run=dry_run)
     except NetworkError:
-        if config.get("docker_host"):
+        if config.get("docker_host") or config.get("docker_default"):
             raise
         return []
     finally:

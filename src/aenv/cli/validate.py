@@ -135,6 +135,15 @@ def _image(found: Project) -> Iterator[Check]:
     for artifact in found.value("artifacts"):
         if str(artifact.get("type", "")).lower() == "image" and artifact.get("content"):
             yield _built(str(artifact["content"]), str(artifact.get("id") or ""))
+            if artifact.get("sources") and artifact["sources"] != _sources(found):
+                detail = f"{artifact['content']} was built of other files than these, and is what runs in containers"
+                yield Check("image", "warn", f"{detail}: 'aenv build' makes another", "run 'aenv build'")
+
+
+def _sources(found: Project) -> str:
+    from aenv.engines.docker.building import sources
+
+    return sources(found)
 
 
 def _built(reference: str, digest: str) -> Check:

@@ -11,13 +11,15 @@ from urllib.parse import quote
 import msgspec
 
 from aenv import http
-from aenv.errors import CallTimeout, Conflict, SandboxLost, from_wire
+from aenv.errors import CallTimeout, Conflict, SandboxLost, TooLarge, from_wire
 from aenv.models import ExecResult, to_json
 
 _ANSWER = 10.0
 """Seconds that a sandbox has, over those of a command, to say how it went."""
 _FILE = 60.0
 """Seconds that a file may take, into a sandbox or out of it."""
+_MOST_RESULT, _MOST_WORDS = 16 * 1024 * 1024, 64 * 1024
+"""Bytes of an answer: with what a command printed, and with nothing but how it went."""
 
 
 class Door(NamedTuple):
@@ -36,7 +38,7 @@ async def execute(door: Door, command: Sequence[str], timeout: float) -> ExecRes
     """Run a command."""
     body = to_json({"command": list(command), "timeout": timeout})
     headers = b"Content-Type: application/json\r\n"
-    response = await _ask(door, "POST", "/exec", headers, body, timeout=timeout + _ANSWER)
+    response = await _ask(door, "POST", "/exec", headers, body, timeout=timeout + _ANSWER, most=_MOST_RESULT)
     try:
         return msgspec.json.decode(response.body, type=_Executed).data
     except msgspec.DecodeError as exc:
@@ -45,26 +47,31 @@ async def execute(door: Door, command: Sequence[str], timeout: float) -> ExecRes
 
 async def upload(door: Door, path: str, content: bytes) -> None:
     """Write a file."""
-    await _ask(door, "PUT", f"/files?path={quote(path)}", b"Content-Type: application/octet-stream\r\n", content)
+    headers = b"Content-Type: application/octet-stream\r\n"
+    await _ask(door, "PUT", f"/files?path={quote(path)}", headers, content, most=_MOST_WORDS)
 
 
 async def download(door: Door, path: str) -> bytes:
     """Read a file."""
-    response = await _ask(door, "GET", f"/files?path={quote(path)}")
+    response = await _ask(door, "GET", f"/files?path={quote(path)}", most=http.MOST_BODY)
     if response.headers.get(b"content-type") != b"application/octet-stream":
         raise Conflict(f"{path} is a directory", hint="download its files one by one")
     return response.body
 
 
 async def _ask(
-    door: Door, method: str, path: str, headers: bytes = b"", body: bytes = b"", *, timeout: float = _FILE
+    door: Door, method: str, path: str, headers: bytes = b"", body: bytes = b"", *, timeout: float = _FILE, most: int
 ) -> http.Response:
     headers += f"Authorization: Bearer {door.key}\r\n".encode()
     try:
         async with asyncio.timeout(timeout):
-            response = await http.request(method, door.url, path, headers=headers, body=body, retries=0)
+            response = await http.request(method, door.url, path, headers=headers, body=body, retries=0, most=most)
     except TimeoutError:
         raise CallTimeout(f"{door.id} did not answer within {timeout:g} s") from None
+    except TooLarge as exc:
+        if most == http.MOST_BODY:  # a file may well be
+            raise
+        raise SandboxLost(f"{door.id} answered with more than anybody asked for: {exc.message}") from exc
     if response.status != 200:
         try:
             wire = msgspec.json.decode(response.body, type=dict[str, Any])

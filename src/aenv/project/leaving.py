@@ -40,6 +40,14 @@ ALWAYS = tuple(
     for line in (".git", ".hg", ".venv", "venv/", "__pycache__", "*.pyc", ".env", ".env.*", ".DS_Store", "*_cache/")
 )
 """Version control, virtual environments, caches and ``.env`` files."""
+SECRETS = tuple(
+    Rule.parse(line)
+    for line in (
+        *("*.env", ".envrc", ".netrc", ".npmrc", ".pypirc", ".git-credentials"),
+        *(".ssh/", ".aws/", ".kube/", "id_rsa", "id_ecdsa", "id_ed25519"),
+    )
+)
+"""Where tools keep what lets their user in elsewhere. ``!name`` in the project's own file takes one along."""
 
 
 def rules(root: Path) -> list[Rule]:
@@ -51,7 +59,8 @@ def rules(root: Path) -> list[Rule]:
         except (OSError, UnicodeDecodeError) as exc:
             raise Invalid(f"{file} cannot be read: {exc}") from exc
     stripped = (line.strip() for line in lines)
-    return [*ALWAYS, *(Rule.parse(line) for line in stripped if line.strip("!/") and not line.startswith("#"))]
+    own = (Rule.parse(line) for line in stripped if line.strip("!/") and not line.startswith("#"))
+    return [*ALWAYS, *SECRETS, *own]
 
 
 def leaves_out(rules: Sequence[Rule], name: PurePosixPath, is_directory: bool) -> bool:

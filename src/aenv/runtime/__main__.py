@@ -11,6 +11,7 @@ from pathlib import Path
 from aenv import config
 from aenv.errors import AEnvError
 from aenv.runtime.server import Served, run
+from aenv.runtime.warm import UNFIT, Unfit
 
 
 def main(argv: list[str] | None = None, *, host: str = "127.0.0.1") -> int:
@@ -38,6 +39,10 @@ def main(argv: list[str] | None = None, *, host: str = "127.0.0.1") -> int:
             lifeline=_lifeline() if options.until_eof or config.get("until_eof") else None,
             on_ready=_ready,
         )
+    except Unfit as exc:
+        sys.stderr.write(f"{exc}\n")
+        sys.stderr.flush()
+        os._exit(UNFIT)  # whatever threads the import left
     except AEnvError as exc:
         sys.stderr.write(f"error: {exc}\n")
         if exc.hint:

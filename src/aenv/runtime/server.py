@@ -19,7 +19,7 @@ from typing import NamedTuple
 from aenv import config, project
 from aenv.errors import AEnvError, Conflict, Invalid, InvalidConfig
 from aenv.project import Project
-from aenv.runtime import loader, tokens
+from aenv.runtime import loader, outlet, tokens
 from aenv.runtime.access import Guard, is_loopback
 from aenv.runtime.answers import ENDING
 from aenv.runtime.app import App
@@ -28,7 +28,7 @@ from aenv.runtime.hidden import Hidden
 from aenv.runtime.mcp import LEGACY, MODERN
 from aenv.runtime.protocol import Connections
 from aenv.runtime.service import Service, Unhealthy
-from aenv.runtime.warm import INTERPRETER, SETTINGS, Driver, Told, Warm, timed
+from aenv.runtime.warm import Driver, Told, Warm, import_early, timed
 from aenv.runtime.work import move
 
 log = logging.getLogger("aenv.runtime")
@@ -76,6 +76,8 @@ def run(
     try:
         if work:
             found = move(found, Path(work))
+        if proxy := config.get("proxy"):
+            outlet.wait(proxy)
         loopback = not unix and is_loopback(host)
         _run(found, sock, url, arguments, reload, loopback, open_access, lifeline, on_ready)
     finally:
@@ -99,8 +101,8 @@ def _run(
     sys.argv = [sys.argv[0], *arguments]
     instance = _instance(found, arguments, _seed())
     warm = config.get("warm")
-    preloaded = bool(warm) and found.value("deployConfig.preload") is True  # the author's word that it can be early
-    loaded = loader.Loaded(()) if warm and not preloaded else loader.load(found)
+    early = import_early(found) if warm else None
+    loaded = loader.load(found) if early is None else early.loaded or loader.Loaded(())
     owner_digest, made = _credentials(open_access or loopback)
     guard = Guard(
         tokens.Gate(owner_digest, config.get("engine_token_sha256")),
@@ -117,13 +119,12 @@ def _run(
             on_ready(Served(url, list(loaded.tools), list(loaded.rewards), list(loaded.functions), made))
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        if not warm:
+        if early is None:
             runner.run(server.serve(ready, reload=reload, lifeline=lifeline))
             return
         driver = Driver(runner.get_loop())
-        late = (*INTERPRETER, *SETTINGS)
-        early = loaded if preloaded else None
-        app.warm = Warm(driver, lambda told: _become(told, found, app, early), late=late, preloaded=preloaded)
+        is_early = early.loaded is not None
+        app.warm = Warm(driver, lambda told: _become(told, found, app, is_early), late=early.late, preloaded=is_early)
         driver.run(server.serve(ready, reload=reload, lifeline=lifeline))
 
 
@@ -141,8 +142,8 @@ def _instance(found: Project, arguments: Sequence[str], seed: int | None) -> Ins
     )
 
 
-def _become(told: Told, found: Project, app: App, loaded: loader.Loaded | None) -> None:
-    """Make a warm sandbox the instance that is described. ``loaded`` is what was imported before."""
+def _become(told: Told, found: Project, app: App, is_early: bool) -> None:
+    """Make a warm sandbox the instance that is described. ``is_early``: the project is imported already."""
     config.set_environment(told.environment_variables)
     sys.argv = [sys.argv[0], *told.arguments]
     if "TZ" in told.environment_variables:
@@ -150,7 +151,7 @@ def _become(told: Told, found: Project, app: App, loaded: loader.Loaded | None) 
     app.service.instance = _instance(found, told.arguments, told.seed)
     if told.secrets:
         app.service.hidden = Hidden.of(told.secrets, told.environment_variables)
-    if loaded is None:
+    if not is_early:
         app.load(found, loader.load(found))
 
 

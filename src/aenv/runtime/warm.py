@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -19,10 +19,16 @@ from aenv import config
 from aenv.errors import AEnvError, Conflict, Invalid, SandboxLost, StartFailed
 from aenv.runtime.hidden import Hidden
 
+if TYPE_CHECKING:
+    from aenv.project import Project
+    from aenv.runtime.loader import Loaded
+
 INTERPRETER = ("PYTHON*", "LD_*", "MALLOC_*", "GLIBC_TUNABLES", "LC_*", "LANG", "LANGUAGE")
 """What an interpreter reads when it starts."""
 SETTINGS = ("AENV_*",)
 """What the runtime reads when it starts."""
+UNFIT = 86
+"""Exit code of a sandbox that was to import its project before it waits, and found that this must not be so early."""
 _OPEN = ("/health", "/specialise")
 
 
@@ -40,6 +46,52 @@ class Told(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 _decode = msgspec.json.Decoder(Told).decode
+
+
+class Unfit(AEnvError):
+    """The import did something that an instance must do for itself. It cannot be taken back: another sandbox is needed,
+    which imports nothing before it is told what it is."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        super().__init__(
+            "\n".join(["the project is not imported before there is an instance, since the import", *reasons])
+        )
+
+
+class Imported(NamedTuple):
+    """What a sandbox has that waits."""
+
+    loaded: Loaded | None
+    """None when nothing was imported."""
+    late: tuple[str, ...]
+    """Names of variables, or beginnings with a star, which come too late for it."""
+
+
+def import_early(found: Project) -> Imported:
+    """Import a project in a sandbox that will wait, where that is right; ``Unfit`` when it was not.
+
+    An engine that can begin anew with another sandbox says ``auto``. Where nobody does, it is the author's word alone
+    that counts.
+    """
+    from aenv.runtime import loader
+
+    told, own = config.get("preload"), found.value("deployConfig.preload")
+    preload = {"true": True, "auto": own, "": own is True}.get(told, False)
+    known = (*INTERPRETER, *SETTINGS)
+    if preload is False:
+        return Imported(None, known)
+    if preload is True:
+        return Imported(loader.load(found), known)
+    from aenv.runtime.preload import early
+
+    given = config.environment()
+    loaded, verdict = early.load(found, preload)
+    if loaded is None:
+        raise Unfit(verdict.reasons)
+    secrets = dict.fromkeys(filter(None, config.get("secrets").split(",")), "")
+    if names := late(secrets, verdict.variables, given):
+        raise Unfit([f"goes by {', '.join(names)}, of which the value comes later"])
+    return Imported(loaded, (*verdict.variables, *known))
 
 
 class Warm:

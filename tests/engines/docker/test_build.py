@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import io
 import json
+import re
 import tarfile
 import uuid
 
 import pytest
 
 from aenv import http, project
+from aenv.engines.docker.building import sources
 from aenv.engines.docker.daemon import Daemon
 from aenv.engines.docker.images import present
 from aenv.errors import AEnvError
@@ -88,19 +90,38 @@ def test_a_new_project_is_built_offline_and_written_down(built, base_image, daem
             "type": "image",
             "content": f"{built.name}:1.0.0",
             "platform": first.data["platform"],
+            "sources": sources(project.read(built.root)),
         }
     ]
     image = asking(daemon, lambda asked: present(asked, first.data["reference"], pull="never"))
     assert (image.id, image.user) == (first.data["id"], "1000")
     assert image.command == ("python", "-m", "aenv.runtime", "/app", "--host", "0.0.0.0")
     assert image.labels["aenv.env"] == f"{built.name}@1.0.0"
+    assert image.labels["aenv.sources"] == sources(project.read(built.root))
     files = asking(daemon, lambda asked: _files(asked, image.reference))
     assert set(files) == {"app/config.json", "app/requirements.txt", "app/src/custom_env.py"}
     assert json.loads(files["app/config.json"])["artifacts"] == []
 
     again = built("--base-image", base_image)
-    assert (again.data["id"], "cached" in again.err) == (first.data["id"], True)
+    assert re.search(r"RUN pip install .*, cached", again.err), again.err
     assert len(project.read(built.root).value("artifacts")) == 1
+
+
+def test_files_that_changed_since_are_told(built, aenv):  # noqa: F811
+    (built.root / "Dockerfile").write_text(SMALL)
+    (built.root / ".dockerignore").write_text("notes.txt\n")
+    assert built().code == 0
+    told = f"{built.name}:1.0.0 was built of other files than these"
+    assert told not in aenv("push", "--dry-run").err
+    (built.root / "notes.txt").write_text("not in the image")
+    assert told not in aenv("push", "--dry-run").err
+    (built.root / "src" / "custom_env.py").write_text("import aenv\n@aenv.register_tool\ndef new() -> None: ...\n")
+    answer = aenv("push", "--dry-run")
+    assert answer.code == 0, answer.err
+    assert told in answer.err
+    assert "'aenv build'" in answer.err
+    assert built().code == 0
+    assert told not in aenv("push", "--dry-run").err
 
 
 def test_an_image_has_many_tags_and_is_pushed(built, registry, daemon):
@@ -152,7 +173,7 @@ def test_a_base_image_for_another_platform(built, base_image):
 @pytest.mark.parametrize(
     ("dockerfile", "said"),
     [
-        ("FROM ${BASE}\nRUN echo what it printed; exit 7\n", "what it printed"),
+        ("FROM ${BASE}\nRUN echo what it printed >&2; exit 7\n", "what it printed"),
         ("FROM ${BASE}\nCOPY nonesuch /\n", "nonesuch"),
         ("FROM ${BASE}\nBREW coffee\n", "BREW"),
     ],
@@ -163,6 +184,7 @@ def test_a_build_that_fails_says_where(built, base_image, dockerfile, said):
     assert (answer.code, answer.out) == (1, "")
     assert "the build failed" in answer.err
     assert said in answer.err
+    assert not re.search(r"\[\d*m|&imagebuilder", answer.err)
     assert project.read(built.root).value("artifacts") == []
 
 

@@ -9,8 +9,8 @@ import pytest
 from aenv.engines.docker import containers
 from aenv.engines.docker.containers import Mounted, Site
 from aenv.engines.docker.images import Image
-from aenv.errors import Invalid, Unsupported
-from aenv.models import EnvRef, SandboxSpec, Volume
+from aenv.errors import Invalid
+from aenv.models import EnvRef, SandboxSpec, Second, Volume
 
 ENV = EnvRef("probe", "1.0.0")
 SITE = Site("lab", "json-file")
@@ -56,11 +56,31 @@ def test_limits():
     assert (host["CpuQuota"], host["CpuPeriod"]) == (50_000, 100_000)
     assert host["Memory"] == host["MemorySwap"] == 256 * 1024**2
     assert host["PidsLimit"] == containers.PROCESSES
-    assert "size=131072k" in host["Tmpfs"]["/work"]  # half of its memory, which it is in
+    assert "size=65536k" in host["Tmpfs"]["/work"]  # which is memory: with /tmp, half of it
+    assert host["ShmSize"] == 32 * 1024**2
     small = body(spec(resources={"memory": "256Mi", "ephemeralStorage": "1Mi"}))["HostConfig"]
     assert "size=1024k" in small["Tmpfs"]["/tmp"]
     with pytest.raises(Invalid, match="memory"):
         body(spec(resources={"memory": "0"}))
+
+
+def test_what_two_share_is_within_what_each_may_write():
+    asked = spec(second=Second(image="task:1"), resources={"memory": "1Gi", "ephemeralStorage": "5Gi"})
+    room, mounted = containers.room(asked), Mounted("aenv-door-1", link="aenv-link-1", shared="aenv-shared-1")
+    host = body(asked, mounted=mounted)["HostConfig"]
+    sizes = [int(host["Tmpfs"][place].partition("size=")[2].rstrip("k")) * 1024 for place in ("/tmp", "/work")]
+    assert room.shared + sum(sizes) <= host["Memory"] // 2 == room.main // 2
+    assert room.shared + room.storage(room.second, 1) <= room.second // 2
+    assert min(*sizes, room.shared) > 40 * 1024**2
+
+
+def test_volumes_of_an_image_are_in_memory_unless_something_is_there():
+    found = image("python")._replace(volumes=("/a/", "//b", "c", "/work", "/run/aenv", "/d"))
+    made = body(spec(), found=found, mounted=Mounted("aenv-door-1", volumes=[("aenv-volume-1", "/d")]))
+    tmpfs = made["HostConfig"]["Tmpfs"]
+    assert set(tmpfs) == {"/tmp", "/work", "/a", "/b", "/c", "/run", "/var/tmp"}
+    assert len({tmpfs[place] for place in ("/tmp", "/work", "/a", "/b", "/c")}) == 1
+    assert made["Healthcheck"] == {"Test": ["NONE"]}
 
 
 def test_what_is_mounted():
@@ -151,7 +171,8 @@ def test_many_variables_are_fine():
 @pytest.mark.parametrize(
     ("fields", "kind", "message"),
     [
-        ({"network": {"allow": ["example.org:443"]}}, Unsupported, "to some hosts only"),
+        ({"network": {"allow": ["example.org"]}}, Invalid, "cannot be allowed"),
+        ({"network": {"deny": ["example.org:443"]}}, Invalid, "is not a network"),
         ({"network": "host"}, Invalid, "is not a network"),
         ({"datasource": "tables"}, Invalid, "not an absolute path"),
         *(

@@ -247,6 +247,23 @@ def test_what_daemons_say_of_registries_has_a_meaning(said, kind):
     assert error.hint or kind is SandboxError
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["r.example/certificate:1", "r.example/forbidden:1", "r.example/eof/denied:no-such-host", "x509.example/x:1"],
+)
+def test_the_name_of_an_image_means_nothing(name):
+    parsed = Reference.parse(name)
+    for said, kind in (
+        (f"manifest for {name} not found", NotFound),
+        (f"reading manifest {parsed.tag} in {parsed.name}: manifest unknown: forbidden", NotFound),
+        (f'Get "https://{parsed.registry}/v2/{parsed.path}/manifests/{parsed.tag}": connection refused', NetworkError),
+        (f"{name}: toomanyrequests: slow down", RateLimited),
+        (f"pull access denied for {parsed.name}", Unauthorized),
+        (f"{name}: something nobody has seen", SandboxError),
+    ):
+        assert type(registries.meaning(said, parsed, "linux/amd64")) is kind, said
+
+
 def test_progress_counts_layers_and_bytes():
     said: list[str] = []
     moved = Moved("pulling x", said.append)

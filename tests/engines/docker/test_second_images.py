@@ -50,6 +50,17 @@ def _tar(files: Mapping[str, bytes], links: Mapping[str, str] | None = None) -> 
     return held.getvalue()
 
 
+def with_links(image: bytes, *names: str) -> bytes:
+    """An image of ``busybox`` with more of its tools."""
+    held = io.BytesIO(image)
+    with tarfile.open(fileobj=held, mode="a") as archive:
+        for name in names:
+            entry = tarfile.TarInfo(f"bin/{name}")
+            entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
+            archive.addfile(entry)
+    return held.getvalue()
+
+
 @pytest.fixture
 def program() -> Path:
     try:

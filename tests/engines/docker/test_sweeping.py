@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import secrets
+import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -19,12 +20,13 @@ import pytest
 
 from aenv import http
 from aenv.engines.docker import sweeping
-from aenv.engines.docker.containers import ENGINE, FACTS, ID, KIND, PROJECT, SANDBOX, SOCKETS
+from aenv.engines.docker.containers import ENGINE, FACTS, ID, KIND, PROCESS, PROJECT, SANDBOX, SOCKETS
 from aenv.engines.docker.daemon import Daemon
 from aenv.engines.docker.explaining import explain
 from aenv.engines.docker.keepers import USES
-from aenv.engines.docker.keeping import Keeping, root
-from aenv.errors import NotFound
+from aenv.engines.docker.keeping import Keeping, is_dead, process, root
+from aenv.engines.process.state import start_time
+from aenv.errors import Conflict, NotFound
 
 LONG = 10 * 365 * 24 * 3600.0
 
@@ -119,6 +121,44 @@ async def test_what_a_dead_engine_left_is_told_and_removed(yard: Yard, monkeypat
     finally:
         os.close(first)
         os.close(second)
+
+
+async def test_a_process_that_is_dead_is_known_in_other_homes_too(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "600"]) as other:
+        boot, namespace, _, _ = process().split()
+        told = f"{boot} {namespace} {other.pid} {start_time(other.pid)}"
+        gone = await yard.container("_elsewhere", **{PROCESS: told})
+        mine = await yard.container("_this", **{PROCESS: process()})
+        monkeypatch.setattr(sweeping.keeping, "is_dead", lambda text: text == told and is_dead(text))
+        monkeypatch.setattr(sweeping, "_ELSEWHERE", -60.0)
+        assert await yard.left() == {}
+        other.kill()
+    monkeypatch.setattr(sweeping, "_ELSEWHERE", 600.0)
+    assert await yard.left() == {}, "its own home comes first"
+    monkeypatch.setattr(sweeping, "_ELSEWHERE", -60.0)
+    assert await yard.left() == {gone: "its program is gone"}
+    assert await yard.left(dry_run=False) == {gone: "its program is gone"}
+    assert not await yard.is_there(gone)
+    assert await yard.is_there(mine)
+
+
+async def test_what_cannot_be_removed_is_tried_again_later(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead, lock = engine(alive=False)
+    os.close(lock)
+    gone = await yard.container(dead)
+    ask = yard.daemon.ask
+
+    async def refused(method: str, path: str, **options: Any) -> Any:
+        if method == "DELETE":
+            raise Conflict("it is busy")
+        return await ask(method, path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(yard.daemon, "ask", refused)
+        assert "cannot be removed: it is busy" in (await yard.left(dry_run=False))[gone]
+    assert (root() / dead).is_dir(), "nobody would know any more that it is dead"
+    assert await yard.left(dry_run=False) == {gone: "its program is gone"}
+    assert not (root() / dead).exists()
 
 
 async def test_what_nobody_came_for_is_left(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def own(path: str, text: str = "") -> str:
     with open(path) as file:
         return file.read()
 """
-PROGRAMS = ("sh", "ls", "cat", "id", "mkdir", "rm", "touch")
+PROGRAMS = ("sh", "ls", "cat", "echo", "id", "mkdir", "rm", "sleep", "touch")
 
 
 class Duals:

@@ -68,7 +68,8 @@ async def run(
 
     ``on_result`` is told each result as it comes. ``another`` makes an engine of the same kind, for what must hold
     across a restart. ``limit`` is the seconds that one check may take; ``at_once`` of them run at the same time.
-    ``second`` is an image for the second container of sandboxes; without one, what needs that is skipped.
+    ``second`` is what the second container of sandboxes is made of: an image, or, where it begins with ``/``, a
+    directory. Without it, what needs that is skipped.
     """
     chosen = _choose(only)
     results: dict[str, Result] = {}

@@ -153,7 +153,7 @@ class Lab:
         self.limit = limit
         """Seconds a check may take."""
         self.second = second
-        """The image of second containers; empty when none was given."""
+        """The image of second containers, or their directory; empty when none was given."""
         self.id = secrets.token_hex(6)
         self.slowest = 0.0
         """Seconds that the slowest start took so far."""

@@ -1,5 +1,5 @@
-"""Checks of sandboxes with a second container. Its image needs a shell, ``cat``, ``ls`` and
-``sleep``, and nothing else."""
+"""Checks of sandboxes with a second container. Its image, or the directory that it is made of, needs a shell, ``cat``,
+``echo``, ``ls`` and ``sleep``, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from aenv.models import Second, State
 
 SHARED = "/shared"
 """The directory that both containers see."""
+PLACE = "/tmp/made"  # noqa: S108
+"""Where files can be made, whatever the second container is made of."""
 
 
 def _given(bench: Bench) -> Second:
     if not bench.lab.second:
-        raise Unsupported("no image for the second container was given")
-    return Second(image=bench.lab.second)
+        raise Unsupported("neither an image nor a directory for the second container was given")
+    return _made_of(bench.lab.second)
+
+
+def _made_of(text: str) -> Second:
+    """No image's name begins like a path."""
+    return Second(directory=text) if text.startswith("/") else Second(image=text)
 
 
 async def _start(bench: Bench, **fields: Any) -> Box:
@@ -54,12 +61,13 @@ async def second_takes_too_long(bench: Bench) -> None:
 async def second_files(bench: Bench) -> None:
     """Files of the second container are written and read, with their folders; one that is missing is an error."""
     box = await _start(bench)
-    await box.tool("second_write", path="/made/by/tool", text="from the tool")
-    require((await box.tool("second", command="cat /made/by/tool"))["stdout"] == "from the tool", "it is not there")
-    await box.tool("second", command="echo from inside > /made/inside")
-    require(await box.tool("second_read", path="/made/inside") == "from inside\n", "it reads otherwise")
-    error = await refusal(box.tool("second_read", path="/made/nowhere"), AEnvError)
-    require("/made/nowhere" in error.message, f"the error does not name the file: {error}")
+    by_tool, inside, nowhere = f"{PLACE}/by/tool", f"{PLACE}/inside", f"{PLACE}/nowhere"
+    await box.tool("second_write", path=by_tool, text="from the tool")
+    require((await box.tool("second", command=f"cat {by_tool}"))["stdout"] == "from the tool", "it is not there")
+    await box.tool("second", command=f"echo from inside > {inside}")
+    require(await box.tool("second_read", path=inside) == "from inside\n", "it reads otherwise")
+    error = await refusal(box.tool("second_read", path=nowhere), AEnvError)
+    require(nowhere in error.message, f"the error does not name the file: {error}")
 
 
 async def second_shares_a_directory(bench: Bench) -> None:
@@ -108,11 +116,11 @@ async def second_ends_with_a_crash(bench: Bench) -> None:
 
 async def second_is_needed(bench: Bench) -> None:
     """A second container that cannot be had fails the start, and the reason names it."""
-    _given(bench)
-    missing = f"127.0.0.1:1/aenv-no-such-image-{secrets.token_hex(4)}:1"
-    spec = bench.spec(second=Second(image=missing))
+    what, where = ("directory", "") if _given(bench).directory else ("image", "127.0.0.1:1")
+    missing = f"{where}/aenv-no-such-{what}-{secrets.token_hex(4)}{':1' if where else ''}"
+    spec = bench.spec(second=_made_of(missing))
     error = await refusal(bench.up(bench.id(), spec), StartFailed, Invalid)
-    require(missing in error.message, f"the reason does not name the image: {error.message}")
+    require(missing in error.message, f"the reason does not name the {what}: {error.message}")
     require(await bench.alive() == [], "something of it is alive")
 
 
@@ -122,14 +130,14 @@ async def second_is_lasting(bench: Bench) -> None:
         raise Unsupported(why)
     another = bench.another()
     box = await _start(bench)
-    await box.tool("second", command="echo kept > /kept")
+    await box.tool("second", command="echo kept > /tmp/kept")
     async with another() as engine:
         found = await engine.get(box.id)
         require(found.state is State.RUNNING, f"another engine says it is {found.state}: {found.reason}")
-        done = await box.tool("second", command="cat /kept")
+        done = await box.tool("second", command="cat /tmp/kept")
         require(done["stdout"] == "kept\n", f"the second one answered {done}")
         await engine.delete(box.id)
-    await refusal(box.tool("second", command="cat /kept"), AEnvError)
+    await refusal(box.tool("second", command="cat /tmp/kept"), AEnvError)
 
 
 async def _ended(marker: str) -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 import time
@@ -24,8 +25,8 @@ from aenv.project.images import Reference, architecture
 
 BASE = "BASE"
 """The build argument that names the image a project is built on."""
-LABEL = "aenv.env"
-"""Says of an image of which project and version it was built."""
+LABEL, SOURCES = "aenv.env", "aenv.sources"
+"""Say of an image of which project and version it was built, and of which files."""
 SILENCE = 3600.0
 """Seconds that a step may take without a word."""
 SHOWN_OUTPUT = 20
@@ -35,6 +36,8 @@ _STEP = re.compile(r"step (\d+)/(\d+) ?: ?(.*)", re.IGNORECASE)
 _TALK = re.compile(r"(-+>|Removing intermediate|Successfully (built|tagged)|COMMIT\b|[0-9a-f]{64}$|Cache\b)")
 """What a builder says of itself, beside what the steps print."""
 _CACHED = re.compile(r"-+> Using cache")
+_NOISE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]| &imagebuilder\.Step\{.*")
+"""Colours; and what Podman holds, where it says which line it cannot read."""
 _DIGEST = re.compile(r"digest: (sha256:[0-9a-f]{64})")
 _PIECE = 256 * 1024
 _LONGEST_LINE, _SHORT = 500, 40
@@ -69,6 +72,8 @@ class Built(NamedTuple):
     image: Image
     references: tuple[Reference, ...]
     seconds: float
+    sources: str
+    """A digest of the files that it was built of."""
     digest: str = ""
     """What its registry knows it by; empty when it was not pushed."""
 
@@ -90,10 +95,7 @@ def plan(
     base_image: str | None = None,
 ) -> Plan:
     """What to build of a project: as its ``buildConfig`` says, but for what is given here."""
-    directory = found.root / str(found.value("buildConfig.context"))
-    if not directory.is_dir() or not directory.resolve().is_relative_to(found.root.resolve()):
-        hint = 'correct buildConfig.context in config.json; "." is the project itself'
-        raise Invalid(f"{directory} is not a directory of the project", hint=hint)
+    directory = _directory(found)
     file = dockerfile or found.dockerfile
     if not file.is_file():
         raise NotFound(f"there is no Dockerfile {file}", hint="'aenv init' writes one; name another with --dockerfile")
@@ -120,15 +122,16 @@ async def build(daemon: Daemon, planned: Plan, teller: Teller) -> Built:
     """Build it, and call it what was planned. Nothing gets the name unless all is well."""
     begun = time.monotonic()
     teller.doing("packing the project")
-    own = {(planned.project.root / project.CONFIG).resolve(): _config(planned.project)}
+    files = await asyncio.to_thread(sources, planned.project)
+    own = _own(planned.project)
     content, name = await asyncio.to_thread(context.pack, planned.context, planned.dockerfile, own)
     with content:
-        image = await _built(daemon, planned, content, name, teller)
+        image = await _built(daemon, planned, files, content, name, teller)
         if _on_nothing(planned) and not _is_for(image, planned.platform or (await daemon.about()).platform):
             # It was in the daemon's cache, where nothing and the same files are one image for every platform.
             await _drop(daemon, image)
             content.seek(0)
-            image = await _built(daemon, planned, content, name, teller, cache=False)
+            image = await _built(daemon, planned, files, content, name, teller, cache=False)
     if not _is_for(image, planned.platform):
         await _drop(daemon, image)
         raise Invalid(
@@ -138,7 +141,7 @@ async def build(daemon: Daemon, planned: Plan, teller: Teller) -> Built:
     for reference in planned.references:
         where = f"/images/{quote(image.id, safe=':')}/tag"
         await daemon.ask("POST", where, query={"repo": reference.name, "tag": reference.tag})
-    return Built(image, planned.references, time.monotonic() - begun)
+    return Built(image, planned.references, time.monotonic() - begun, files)
 
 
 async def push(daemon: Daemon, built: Built, teller: Teller) -> Built:
@@ -163,6 +166,19 @@ async def push(daemon: Daemon, built: Built, teller: Teller) -> Built:
     return built._replace(digest=digest)
 
 
+def sources(found: Project) -> str:
+    """A digest of the files that an image of the project is built of, as they are; empty when they cannot be packed."""
+    try:
+        content, _ = context.pack(_directory(found), found.dockerfile, _own(found))
+    except AEnvError:
+        return ""
+    with content:
+        digest = hashlib.sha256()
+        while piece := content.read(_PIECE):
+            digest.update(piece)
+    return f"sha256:{digest.hexdigest()}"
+
+
 def record(found: Project, built: Built) -> Project:
     """Write to ``config.json`` what was built, in the place of what was built for the same platform before.
 
@@ -174,6 +190,7 @@ def record(found: Project, built: Built) -> Project:
         "type": "image",
         "content": built.reference,
         "platform": built.image.platform,
+        "sources": built.sources,
     }
     known = project.read(found.root).value("artifacts")
     kept = [
@@ -183,6 +200,14 @@ def record(found: Project, built: Built) -> Project:
         or artifact.get("platform", built.image.platform) != built.image.platform
     ]
     return project.write(found, {"artifacts": [*kept, entry]})
+
+
+def _directory(found: Project) -> Path:
+    directory = found.root / str(found.value("buildConfig.context"))
+    if not directory.is_dir() or not directory.resolve().is_relative_to(found.root.resolve()):
+        hint = 'correct buildConfig.context in config.json; "." is the project itself'
+        raise Invalid(f"{directory} is not a directory of the project", hint=hint)
+    return directory
 
 
 # What it is called
@@ -233,19 +258,27 @@ def _text(file: Path) -> str:
 # The daemon's builder
 
 
-def _config(found: Project) -> bytes:
+def _own(found: Project) -> dict[Path, bytes]:
     """The project's ``config.json`` without what was built before: else each image would differ from the last."""
-    return (json.dumps({**found.config, "artifacts": []}, indent=2, ensure_ascii=False) + "\n").encode()
+    text = json.dumps({**found.config, "artifacts": []}, indent=2, ensure_ascii=False)
+    return {(found.root / project.CONFIG).resolve(): f"{text}\n".encode()}
 
 
 async def _built(
-    daemon: Daemon, planned: Plan, content: IO[bytes], dockerfile: str, teller: Teller, *, cache: bool = True
+    daemon: Daemon,
+    planned: Plan,
+    files: str,
+    content: IO[bytes],
+    dockerfile: str,
+    teller: Teller,
+    *,
+    cache: bool = True,
 ) -> Image:
     """Build it without a name."""
     query = {
         "dockerfile": dockerfile,
         "buildargs": dict(planned.arguments),
-        "labels": {LABEL: f"{planned.project.name}@{planned.project.version}"},
+        "labels": {LABEL: f"{planned.project.name}@{planned.project.version}", SOURCES: files},
         "platform": planned.platform or None,
         "nocache": not cache,
         "rm": True,
@@ -311,7 +344,7 @@ class _Steps:
         *whole, self._partial = (self._partial + str(line.get("stream") or "")).split("\n")
         self._partial = self._partial[-_LONGEST_LINE:]
         for text in whole:
-            last = text.rstrip().rpartition("\r")[2][:_LONGEST_LINE]
+            last = _NOISE.sub("", text).rstrip().rpartition("\r")[2][:_LONGEST_LINE]
             self._line("".join(character if character.isprintable() else " " for character in last))
 
     def _line(self, text: str) -> None:
@@ -357,6 +390,7 @@ async def _failed(daemon: Daemon, reason: str, steps: _Steps, planned: Plan) -> 
         )
     elif "does not match the specified platform" in reason:
         hint = f"name a base image for {planned.platform} with --base-image"
+    reason = _NOISE.sub("", reason)
     where = f"{steps.instruction} failed: " if steps.instruction else ""
     return Invalid("\n".join([f"the build failed: {where}{reason}", *steps.printed]), hint=hint)
 

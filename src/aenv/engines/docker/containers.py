@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from aenv.engines import egress
 from aenv.engines.docker.images import Image
-from aenv.errors import AEnvError, Invalid, NotFound, Unsupported
+from aenv.engines.egress import clients
+from aenv.errors import AEnvError, Invalid, NotFound
 from aenv.models import SandboxSpec
 from aenv.project.fields import quantity
 
-ENGINE, ID, FACTS, KIND = "aenv.engine", "aenv.id", "aenv.spec", "aenv.kind"
-"""Labels: whose it is, which sandbox, what ``find`` tells again, and what it is for."""
+ENGINE, ID, FACTS, KIND, PROCESS = "aenv.engine", "aenv.id", "aenv.spec", "aenv.kind", "aenv.process"
+"""Labels: whose it is, which sandbox, what ``find`` tells again, what it is for, and the process that it ends with."""
 SANDBOX, SECOND, PROJECT, SOCKETS = "sandbox", "second", "project", "socket"
 """Kinds: a container that runs, the second one of a sandbox, one that keeps a project's volume, and the volume of a
 socket."""
@@ -39,6 +41,10 @@ _PERIOD = 100_000
 _MEMORY, _STORAGE, _CPU = "2Gi", "5Gi", "1"
 _MAIN = 256 * 1024**2
 """Bytes of memory that the main one of two containers has at least, where there are twice as many."""
+_SMALL = ("/run", "/var/tmp")  # noqa: S108
+"""What Podman puts into memory where a root is read-only, without a bound; so it is ours, and there is little room."""
+_SHM = 64 * 1024**2
+"""Bytes that ``/dev/shm`` holds at most: what daemons give."""
 _RESERVED = (
     *(DOOR, WORK, "/aenv", DATA, SHARED, TMP),
     *("/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64"),
@@ -46,7 +52,8 @@ _RESERVED = (
 _SHELL_COMMAND = re.compile("-[a-z]*c")
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh")
 _NO_RUNTIME = re.compile(r"No module named '?aenv\b")
-_INSTALL = 'install the runtime in it, and let its Dockerfile end in CMD ["python", "-m", "aenv.runtime", "PATH"]'
+_END = 'let its Dockerfile end in ENTRYPOINT ["python", "-m", "aenv.runtime", "PATH"]'
+_INSTALL = f"install the runtime in it, and {_END}"
 _OTHER_PROCESSOR = "what it runs is for another kind of processor: build it for the daemon's --platform"
 _LAST_WORDS = 4096
 _SIGNALS = 128
@@ -73,6 +80,8 @@ class Facts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Owner and name of each."""
     second: str = ""
     """The image of its second container; empty when it has none."""
+    allow: list[str] | None = None
+    """The hosts that it reaches by the egress proxy; None when it has none."""
 
 
 class Site(NamedTuple):
@@ -84,6 +93,8 @@ class Site(NamedTuple):
     runtime: str = ""
     until_eof: bool = False
     """Whether they end with the engine."""
+    process: str = ""
+    """Which process that is then, as others can tell whether it is dead."""
 
 
 class Mounted(NamedTuple):
@@ -110,10 +121,16 @@ class Room(NamedTuple):
     disk: int
     """What may be written, where that is not in memory."""
 
-    def storage(self, memory: int) -> int:
-        """How much a file system in memory holds. It counts as memory: half of that at most, so that a full disk comes
-        before the end."""
-        return min(self.disk, memory // 2)
+    @property
+    def shared(self) -> int:
+        """How much the directory holds that two containers share. It counts as memory of the one that writes: so it is
+        a third of what the main one may write, and half of what the second may, at most."""
+        return min(self.disk, self.main // 6, self.second // 4)
+
+    def storage(self, memory: int, places: int) -> int:
+        """How much each of so many file systems in memory holds. They count as memory, and have half of it together,
+        with what is shared, so that a full disk comes before the end."""
+        return min(self.disk, (memory // 2 - self.shared) // places)
 
 
 def room(spec: SandboxSpec) -> Room:
@@ -147,7 +164,19 @@ def facts(id: str, spec: SandboxSpec, created_at: float) -> Facts:
         secrets=spec.secrets,
         volumes=[(one.owner, one.name) for one in spec.volumes],
         second=spec.second.image if spec.second is not None else "",
+        allow=allowed(spec),
     )
+
+
+def allowed(spec: SandboxSpec) -> list[str] | None:
+    """The hosts that it may reach by the egress proxy; None when its network is another."""
+    return spec.network["allow"] if isinstance(spec.network, dict) else None
+
+
+def proxy_variables(spec: SandboxSpec) -> dict[str, str]:
+    """What programs inside are told of that proxy."""
+    hosts = allowed(spec)
+    return {} if hosts is None else clients.variables(hosts)
 
 
 def python(image: Image) -> str:
@@ -176,9 +205,6 @@ def body(
 ) -> dict[str, Any]:
     """What is posted to ``/containers/create``. ``key_sha256`` is of the token that the engine itself comes with."""
     share = room(spec)
-    tmpfs = dict.fromkeys((TMP, WORK), in_memory(share.storage(share.main)))
-    if not mounted.door:
-        tmpfs[DOOR] = "rw,noexec,nosuid,nodev,mode=1777,size=64k"
     mounts: list[dict[str, Any]] = [
         {"Type": "volume", "Source": one, "Target": place} for one, place in mounted.volumes
     ]
@@ -189,6 +215,11 @@ def body(
         mounts.append(volume(mounted.shared, SHARED))
     if spec.datasource:
         mounts.append({"Type": "bind", "Source": spec.datasource, "Target": DATA, "ReadOnly": True})
+    taken = [DOOR, *([PROJECTS] if mounted.project else ()), *(one["Target"] for one in mounts)]
+    places = writable(image, (TMP, WORK), taken)
+    small = _SMALL if mounted.door else (*_SMALL, DOOR)
+    tmpfs = dict.fromkeys(small, "rw,noexec,nosuid,nodev,mode=1777,size=4m")
+    tmpfs |= dict.fromkeys(places, in_memory(share.storage(share.main, len(places))))
     host: dict[str, Any] = {
         **limits(spec, share.main, site),
         "NetworkMode": network,
@@ -203,6 +234,7 @@ def body(
         "User": f"{USER}:{USER}",
         "Hostname": "sandbox",
         "Env": variables(spec, known.id, image, until_eof=site.until_eof, key_sha256=key_sha256),
+        "Healthcheck": {"Test": ["NONE"]},
         "OpenStdin": site.until_eof,
         "StdinOnce": site.until_eof,
         "Labels": {
@@ -210,6 +242,7 @@ def body(
             ID: known.id,
             KIND: SANDBOX,
             FACTS: msgspec.json.encode(known).decode(),
+            **({PROCESS: site.process} if site.process else {}),
         },
         "HostConfig": host,
         **_command(spec, image),
@@ -226,11 +259,19 @@ def limits(spec: SandboxSpec, memory: int, site: Site) -> dict[str, Any]:
         "PidsLimit": PROCESSES,
         "Memory": memory,
         "MemorySwap": memory,
+        "ShmSize": min(_SHM, memory // 8),
         "CpuPeriod": _PERIOD,
         "CpuQuota": max(int(_amount(spec.resources, "cpu", _CPU) * _PERIOD), 1000),
         "LogConfig": {"Type": site.log_driver, "Config": {"max-size": str(MOST_LOG)}},
     }
     return {**common, "Runtime": site.runtime} if site.runtime else common
+
+
+def writable(image: Image, ours: Sequence[str], taken: Sequence[str]) -> list[str]:
+    """Directories that are in memory: ours, and the volumes of an image, which a daemon would put on its disk; but for
+    those that are ``taken`` by something else."""
+    found = dict.fromkeys((*ours, *(posixpath.normpath("/" + place.lstrip("/")) for place in image.volumes)))
+    return [place for place in found if place not in taken]
 
 
 def in_memory(size: int) -> str:
@@ -254,14 +295,17 @@ def variables(spec: SandboxSpec, id: str, image: Image, *, until_eof: bool, key_
         "AENV_SOCKET": f"{DOOR}/{SOCKET}",
         "AENV_WORK": WORK,
         "AENV_SECOND": f"{LINK}/{SECOND_SOCKET}" if spec.second is not None else "",
+        "AENV_PROXY": "" if allowed(spec) is None else clients.ADDRESS,
         "AENV_UNTIL_EOF": "1" if until_eof else "",
         "AENV_WARM": "1" if spec.warm else "",
+        "AENV_PRELOAD": str(preload(spec)).lower() if spec.warm else "",
         "AENV_SEED": "" if spec.seed is None else str(spec.seed),
         "AENV_IDLE": f"{spec.idle:g}" if spec.idle and not spec.lasting else "",
         "PYTHONUNBUFFERED": "1",
     }
     home = {} if "HOME" in image.environment else {"HOME": TMP}
-    found = [f"{name}={value}" for name, value in {**home, **spec.environment_variables, **told}.items()]
+    given = {**home, **proxy_variables(spec), **spec.environment_variables, **told}
+    found = [f"{name}={value}" for name, value in given.items()]
     sizes = [len(text.encode(errors="surrogatepass")) for text in found]
     for name in spec.environment_variables:
         if not name or "=" in name or "\0" in name or "\0" in spec.environment_variables[name]:
@@ -281,31 +325,32 @@ def variables(spec: SandboxSpec, id: str, image: Image, *, until_eof: bool, key_
     return found
 
 
+def preload(spec: SandboxSpec) -> bool | str:
+    """Whether a container that waits imports its project first: ``auto`` when what the import does decides. It may look
+    into a volume, so with those it comes later unless the author says otherwise."""
+    return False if spec.preload == "auto" and spec.volumes else spec.preload
+
+
 def _command(spec: SandboxSpec, image: Image) -> dict[str, Any]:
     """What it runs: the image's own command, or the runtime of the base image."""
     if not spec.image:
         after = ["--", *spec.arguments] if spec.arguments else []
         return {"Entrypoint": [python(image), "-m", "aenv.runtime"], "Cmd": [PROJECTS, *after]}
     if not image.command:
-        hint = 'let its Dockerfile end in CMD ["python", "-m", "aenv.runtime", "PATH"]'
-        raise Invalid(f"the image {spec.image} says nowhere what to run", hint=hint)
+        raise Invalid(f"the image {spec.image} says nowhere what to run", hint=_END)
     if not spec.arguments:
         return {}
     if posixpath.basename(image.command[0]) in _SHELLS and any(map(_SHELL_COMMAND.fullmatch, image.command)):
-        hint = 'let its Dockerfile end in CMD ["python", "-m", "aenv.runtime", "PATH"]'
-        raise Invalid(f"the image {spec.image} starts with a shell, which passes no arguments on", hint=hint)
+        raise Invalid(f"the image {spec.image} starts with a shell, which passes no arguments on", hint=_END)
     return {"Entrypoint": [*image.command, "--", *spec.arguments], "Cmd": []}
 
 
 def check(spec: SandboxSpec) -> None:
     """Refuse what no container can be."""
-    if isinstance(spec.network, dict):
-        raise Unsupported(
-            "the docker engine cannot let a sandbox out to some hosts only",
-            hint="use the network 'none' or 'full', or the process engine",
-        )
-    if spec.network not in (None, "none", "full"):
-        raise Invalid(f"{spec.network!r} is not a network", hint="use 'none' or 'full'")
+    if isinstance(spec.network, dict) and set(spec.network) == {"allow"}:
+        egress.check(spec.network["allow"])
+    elif spec.network not in (None, "none", "full"):
+        raise Invalid(f"{spec.network!r} is not a network", hint="use 'none', 'full' or {'allow': ['host:port']}")
     if spec.datasource and not spec.datasource.startswith("/"):
         raise Invalid(f"the datasource {spec.datasource!r} is not an absolute path", hint="give one of this machine")
     for one in spec.volumes:

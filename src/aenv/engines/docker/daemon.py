@@ -28,6 +28,7 @@ from aenv.errors import (
     Unauthorized,
     Unsupported,
 )
+from aenv.project.images import architecture
 
 NEWEST = (1, 41)
 """The version of the API that is spoken, where the daemon has it. Podman 4 has this one."""
@@ -57,7 +58,6 @@ _ERRORS: Mapping[int, type[AEnvError]] = {
     501: Unsupported,
     507: StorageFull,
 }
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm"}
 _HEADER = 8
 _CHANNELS = {0: 1, 1: 1, 2: 2, 3: 2}
 """What the daemon itself has to say, 3, is told with what went to standard error."""
@@ -190,6 +190,14 @@ class Daemon:
             with suppress(ValueError, TypeError, AttributeError, RecursionError):
                 least = max(version, _version(json.loads(told.body).get("MinAPIVersion")) or version)
                 self._version = f"/v{least[0]}.{least[1]}"
+
+    async def is_there(self) -> bool:
+        """Whether it takes new connections: one that is about to end still answers on those that it has."""
+        try:
+            async with asyncio.timeout(GREETING), http.stream("GET", self.base, "/_ping") as answer:
+                return answer.status == 200
+        except (AEnvError, OSError, TimeoutError):
+            return False
 
     async def about(self) -> About:
         """What it is and can do; asked once."""
@@ -428,7 +436,7 @@ def _about(version: Any, info: Any, api: str) -> About:
         version=str(version.get("Version", "")),
         api=api,
         os=str(version.get("Os") or info.get("OSType") or "linux").lower(),
-        architecture=_ARCHITECTURES.get(machine, machine),
+        architecture=architecture(machine),
         root=str(info.get("DockerRootDir") or ""),
         rootless=rootless,
         storage=str(info.get("Driver") or ""),

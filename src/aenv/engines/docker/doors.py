@@ -19,6 +19,7 @@ from pathlib import Path
 
 from aenv.engines.docker.containers import DOOR, ENGINE, ID, KIND, SOCKET, SOCKETS, USER
 from aenv.engines.docker.daemon import About, Daemon
+from aenv.engines.process.state import start_time
 from aenv.errors import AEnvError, Conflict, NotFound, SandboxLost
 
 log = logging.getLogger("aenv.engine")
@@ -26,16 +27,42 @@ _MOMENT = 5.0
 _CREDENTIALS = struct.Struct("3i")
 _INODES = 8
 _PIECE = 64 * 1024
+_MOST_OPEN = 64
+"""Connections by one tunnel at once: each is a process in the container."""
+_LINGER = 10.0
+"""Seconds in which what is in a container must have ended its side of a connection that nobody else is at."""
+_STUCK = 60.0
+"""Seconds in which it must have taken a piece."""
 _SEALED = 0o555
-_SET_FLAGS, _IMMUTABLE = 0x40086602, struct.pack("l", 0x10)
+SET_FLAGS, _IMMUTABLE = 0x40086602, struct.pack("l", 0x10)
 """Linux: nobody changes a directory with that flag, not even root, who must have a power of its own to take it off."""
 
 
-def outlook(daemon: Daemon, about: About) -> str | None:
-    """What stands before a path of the daemon's for this process to see it; None when it cannot.
+class Outlook:
+    """How this process sees the files of a daemon.
 
-    Nothing, where both see the same files. A daemon that has mounts of its own is looked at through ``/proc``.
+    As its own, where both have the same mounts; else through the daemon's root, which is held: a daemon that is gone
+    leaves its mounts to its containers, and the number of its process to anybody.
     """
+
+    def __init__(self, pid: int) -> None:
+        self.process = (pid, start_time(pid))
+        """Who the daemon is."""
+        self.before = ""
+        """What stands before a path of the daemon's."""
+        self._root = -1
+        if os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
+            self._root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            self.before = f"/proc/{os.getpid()}/fd/{self._root}"
+
+    def close(self) -> None:
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
+
+
+def outlook(daemon: Daemon, about: About) -> Outlook | None:
+    """How this process sees the daemon's files now; None when it cannot."""
     if not daemon.base.startswith("unix:") or os.geteuid() != 0 or about.rootless or not about.root:
         return None
     try:
@@ -43,19 +70,18 @@ def outlook(daemon: Daemon, about: About) -> str | None:
             sock.settimeout(_MOMENT)
             sock.connect(daemon.base.removeprefix("unix:"))
             credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid = _CREDENTIALS.unpack(credentials)[0]
-        apart = os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
+        found = Outlook(_CREDENTIALS.unpack(credentials)[0])
     except OSError:  # it is in another process namespace, or behind somebody who passes on
         return None
-    before = f"/proc/{pid}/root" if apart else ""
-    return before if os.path.isdir(before + about.root) else None
+    if os.path.isdir(found.before + about.root):
+        return found
+    found.close()
+    return None
 
 
-async def make_volume(daemon: Daemon, about: About, name: str, engine: str, id: str) -> str:
+async def make_volume(daemon: Daemon, name: str, engine: str, id: str) -> str:
     """A small volume in memory, for the container's user to make its socket in; where that is."""
-    options = f"uid={USER},gid={USER},mode=0700,nr_inodes={_INODES}"
-    if about.name == "docker":  # Podman takes a size for a quota of its own; what is written counts as memory anyway
-        options += ",size=64k"
+    options = f"uid={USER},gid={USER},mode=0700,nr_inodes={_INODES},nr_blocks={_INODES}"  # a size is Podman's quota
     driver = {"type": "tmpfs", "device": "tmpfs", "o": options}
     labels = {ENGINE: engine, ID: id, KIND: SOCKETS}
     body = {"Name": name, "Driver": "local", "DriverOpts": driver, "Labels": labels}
@@ -66,13 +92,15 @@ async def make_volume(daemon: Daemon, about: About, name: str, engine: str, id: 
     return str(made.get("Mountpoint") or "")
 
 
-async def remove_volume(daemon: Daemon, name: str) -> None:
-    """Gone already is success; one that a container has goes when that is gone.
+async def remove_volume(daemon: Daemon, name: str, engine: str) -> None:
+    """Gone already is success; one that a container has goes when that is gone; one that is none of the engine's stays.
 
     A Docker that was restarted while containers lived on may count a mount too many, and lets go at its next start.
     """
     try:
-        await daemon.ask("DELETE", f"/volumes/{name}")
+        found = await daemon.ask("GET", f"/volumes/{name}") or {}
+        if (found.get("Labels") or {}).get(ENGINE) == engine:
+            await daemon.ask("DELETE", f"/volumes/{name}")
     except (NotFound, Conflict):
         return
     except AEnvError as exc:
@@ -109,7 +137,7 @@ def seal(directory: str, name: str = SOCKET, place: str = DOOR) -> str | None:
             os.fchown(folder, 0, 0)
             os.fchmod(folder, _SEALED)
         with suppress(OSError):
-            fcntl.ioctl(folder, _SET_FLAGS, _IMMUTABLE)
+            fcntl.ioctl(folder, SET_FLAGS, _IMMUTABLE)
         names = os.listdir(folder)
         if names != [name] or not stat.S_ISSOCK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             raise SandboxLost(f"there is something else than a socket at {place}, which only hostile code does")
@@ -137,6 +165,7 @@ class Tunnel:
         self._path = path
         self._server: asyncio.AbstractServer | None = None
         self._open: set[asyncio.Task[None]] = set()
+        self._made = 0
 
     @property
     def url(self) -> str:
@@ -151,6 +180,7 @@ class Tunnel:
             self._server = await asyncio.start_unix_server(self._join, str(self._path))
         finally:
             os.umask(before)
+        self._made = self._path.lstat().st_ino
 
     async def close(self) -> None:
         if self._server is not None:
@@ -159,11 +189,16 @@ class Tunnel:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
         with suppress(FileNotFoundError):
-            self._path.unlink()
+            if self._path.lstat().st_ino == self._made:  # else another engine of the same name has the door now
+                self._path.unlink()
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if len(self._open) >= _MOST_OPEN:
+            log.warning("%s has %d connections, and gets no more", self._container, _MOST_OPEN)
+            writer.close()
+            return
         self._open.add(task)
         try:
             await self._relay(reader, writer)
@@ -180,12 +215,17 @@ class Tunnel:
         asked = {"Cmd": command, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True, "User": f"{USER}"}
         made = await self._daemon.ask("POST", f"/containers/{self._container}/exec", body=asked)
         start = {"Detach": False, "Tty": False}
-        async with self._daemon.hijack(f"/exec/{made['Id']}/start", body=start) as inside:
+        hijacked = self._daemon.hijack(f"/exec/{made['Id']}/start", body=start)
+        async with hijacked as inside, asyncio.timeout(None) as limit:
 
             async def send() -> None:
-                while piece := await reader.read(_PIECE):
-                    await inside.send(piece)
-                inside.end_input()
+                try:
+                    while piece := await reader.read(_PIECE):
+                        async with asyncio.timeout(_STUCK):
+                            await inside.send(piece)
+                    inside.end_input()
+                finally:
+                    limit.reschedule(asyncio.get_running_loop().time() + _LINGER)
 
             sending = asyncio.create_task(send())
             try:

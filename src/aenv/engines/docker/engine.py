@@ -16,12 +16,12 @@ from aenv import config
 from aenv.cleanup import finish
 from aenv.engines import inside
 from aenv.engines.base import Engine, Output, Used
-from aenv.engines.docker import containers, doors, volumes
+from aenv.engines.docker import containers, volumes
 from aenv.engines.docker import second as beside
 from aenv.engines.docker.containers import ENGINE, ID, SECOND
 from aenv.engines.docker.host import Host
 from aenv.engines.docker.live import Live
-from aenv.engines.docker.starting import Starting
+from aenv.engines.docker.starting import Starting, Taken
 from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxLost, StartFailed, Unsupported
 from aenv.models import NAME, ExecResult, Sandbox, SandboxSpec, Second, State
 from aenv.runtime.hidden import Hidden
@@ -30,14 +30,10 @@ log = logging.getLogger("aenv.engine")
 KEPT_FOR = 600.0
 """Seconds that a sandbox is kept after its end, with its reason and what it printed."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
-_GONE = 60.0
-"""Seconds in which the daemon must have removed a container."""
 _AGAIN = 5.0
 """Seconds for which whoever asks waits until one that is found again has answered."""
 _RETRY = 30.0
 """Seconds after which it is tried again to remove what could not be removed."""
-_DRAIN = 2.0
-"""Seconds in which the last words of one that has ended must have come."""
 _LOOK = 1.0
 """Seconds between two looks at how full the volumes of a sandbox are."""
 _WEIGH = 10.0
@@ -88,6 +84,8 @@ class DockerEngine(Engine):
         containers.check(spec)
         _check_project(spec)
         host = await self._open()
+        if self._state and id not in self._live:
+            await self._adopt(host, id)
         while (live := self._live.get(id)) is not None and live.ending is not None and not live.ending.done():
             await asyncio.wait((live.ending,))
         if live is None:
@@ -107,7 +105,11 @@ class DockerEngine(Engine):
                 await finish(self.delete(live.id))
                 raise
             if live.starting.cancelled():
-                raise StartFailed(f"{live.id} was deleted while it started")
+                if live.ending is not None:
+                    await asyncio.wait((live.ending,))
+                if not live.state.over:
+                    raise StartFailed(f"{live.id} had not answered when the engine was closed, and lives on")
+                raise StartFailed(f"{live.id} was removed while it started: {live.reason}")
             live.starting.result()
         return live.sandbox
 
@@ -126,16 +128,19 @@ class DockerEngine(Engine):
         if live is not None:
             await asyncio.shield(self._end(live, State.TERMINATED, "it was deleted"))
             self._live.pop(id, None)
-            if live.made:
-                await self._remove(await self._open(), id, second=live.second is not None)
+            if not live.removed and (live.asked or self._state):
+                await (await self._open()).clear(id, second=live.second is not None or not live.asked)
         elif _ID.fullmatch(id) and (self._state or self._host is not None):
-            await self._remove(await self._open(), id, second=True)
+            await (await self._open()).clear(id, second=True)
 
     async def close(self) -> None:
         if self._state:
             for live in list(self._live.values()):
-                if live.starting is not None:
-                    live.starting.cancel()
+                if live.starting is not None and not live.starting.done():
+                    if live.found:
+                        live.starting.cancel()
+                    else:  # nobody would know that it is there
+                        self._end(live, State.TERMINATED, "its engine was closed")
                     await asyncio.wait((live.starting,))
                 if live.ending is not None:
                     await asyncio.wait((live.ending,))
@@ -167,7 +172,10 @@ class DockerEngine(Engine):
     async def _begin(self, host: Host, live: Live, spec: SandboxSpec) -> None:
         """Bring it up, or end it with the reason. A cancellation comes from its end, which clears up itself."""
         start = Starting(host, live, self._base_image)
-        await self._arrive(host, live, start.bring_up(spec), spec.startup_timeout)
+        try:
+            await self._arrive(host, live, start.bring_up(spec), spec.startup_timeout)
+        except Taken:
+            await self._resume(host, live)
 
     async def _resume(self, host: Host, live: Live) -> None:
         """Go on with one that another engine began to start, or that runs."""
@@ -221,10 +229,12 @@ class DockerEngine(Engine):
     async def _fail(self, host: Host, live: Live, reason: str, cause: Exception) -> None:
         """Keep what is known of a start that failed, and let nothing of it run."""
         live.end(State.FAILED, reason)
-        with suppress(AEnvError):
-            if live.ran:
-                await host.stop(live, now=True)
-            await self._settle(host, live)
+        if live.found and not isinstance(cause, (SandboxLost, NotFound, TimeoutError)):  # it may be well
+            self._live.pop(live.id, None)
+            await live.close()
+            host.storage.leave(live.volumes)
+        else:
+            await asyncio.wait((self._end(live, live.state, reason, keep=True),))
         if isinstance(cause, AEnvError) and not isinstance(cause, (SandboxLost, NotFound)):
             message = cause.message if live.hidden is None else live.hidden.text(cause.message)
             raise type(cause)(message, hint=cause.hint) from cause
@@ -253,6 +263,8 @@ class DockerEngine(Engine):
                 live.died.set()
                 if live.state is State.RUNNING:
                     self._later(self._over(live, gone=gone))
+            elif whole and gone and live.state is State.RUNNING:
+                await Starting(host, live, self._base_image).open_again()
 
     async def _over(self, live: Live, *, gone: bool = False, because: str = "") -> None:
         """One that ran has ended, or its second container has, and nobody asked it to. ``gone``: the daemon was away
@@ -263,12 +275,11 @@ class DockerEngine(Engine):
         well, reason = (False, because) if because else await host.why(live)
         if gone:
             well, reason = False, f"the daemon was gone for a while, and ended it: {reason}"
+        elif not because and not await host.daemon.is_there():
+            well, reason = False, f"the daemon is going or gone, and ended it: {reason}"
         if live.ending is None:
             live.end(State.TERMINATED if well else State.FAILED, reason)
-            if live.second is not None:
-                with suppress(AEnvError):
-                    await host.stop(live, now=True)
-            await self._settle(host, live)
+            await asyncio.wait((self._end(live, live.state, reason, keep=True),))
 
     def _arm(self, live: Live) -> None:
         """Let it end when its time is over."""
@@ -291,65 +302,42 @@ class DockerEngine(Engine):
         ttl = live.ttl if live.ttl is not None else (live.expires_at or 0.0) - live.facts.created_at
         return f"its time to live of {ttl:g} s is over"
 
-    def _end(self, live: Live, state: State, reason: str) -> asyncio.Task[None]:
-        """End a sandbox, whatever it is doing. Once, however many ask; who asks first says why."""
+    def _end(self, live: Live, state: State, reason: str, *, keep: bool = False) -> asyncio.Task[None]:
+        """End a sandbox, whatever it is doing. Once, however many ask; who asks first says why. ``keep``: one that has
+        ended already, and is kept for a while."""
         if live.ending is None:
-            live.ending = asyncio.create_task(self._clear(live, state, reason))
-            live.ending.add_done_callback(lambda task: self._cleared(live, task))
+            live.ending = asyncio.create_task(self._clear(live, state, reason, keep))
+            live.ending.add_done_callback(lambda task: self._cleared(live, task, keep))
         return live.ending
 
-    def _cleared(self, live: Live, task: asyncio.Task[None]) -> None:
+    def _cleared(self, live: Live, task: asyncio.Task[None], keep: bool) -> None:
         """What could not be cleared up is tried again, when somebody asks and after a while."""
-        if task.cancelled() or (failure := task.exception()) is None:
+        loop = asyncio.get_running_loop()
+        if task.cancelled():
             return
-        log.warning("%s could not be removed, which is tried again: %s", live.id, failure)
+        if (failure := task.exception()) is None:
+            loop.call_later(KEPT_FOR, lambda: self._later(self._forget(live)))
+            return
+        log.warning("%s could not be cleared up, which is tried again: %s", live.id, failure)
         live.ending = None
-        asyncio.get_running_loop().call_later(_RETRY, lambda: self._later(self._forget(live)))
+        loop.call_later(_RETRY, lambda: self._later(self._clear_again(live) if keep else self._forget(live)))
 
-    async def _clear(self, live: Live, state: State, reason: str) -> None:
-        if live.starting is not None and not live.starting.done():
+    async def _clear_again(self, live: Live) -> None:
+        if self._live.get(live.id) is live:
+            await asyncio.wait((self._end(live, live.state, live.reason, keep=True),))
+
+    async def _clear(self, live: Live, state: State, reason: str, keep: bool) -> None:
+        if not live.state.over and live.starting is not None and not live.starting.done():
             live.starting.cancel()
             await asyncio.wait((live.starting,))
         was_running = live.state is State.RUNNING
         live.end(state, reason)
         host = await self._open()
-        if live.made and was_running:
+        if live.made and (was_running or keep):
             with suppress(AEnvError):
-                await host.stop(live)
-        await self._settle(host, live, keep=False)
-
-    async def _settle(self, host: Host, live: Live, *, keep: bool = True) -> None:
-        """Give back what only one that runs needs. The container of one that ran is kept for a while, with what it
-        printed, unless it had volumes: the device of those may be another's by then."""
-        keep = keep and live.ran and not live.facts.volumes
-        if live.second is not None:
-            await host.seconds.kill(live.second)
-            if live.printed is not None:
-                live.printed.note(await host.seconds.news(live.second))
-            await host.remove(live.second.container, _GONE)
-        if live.printed is not None:
-            if live.ran and live.facts.volumes:
-                with suppress(AEnvError):
-                    await live.printed.since(0)
-            await live.printed.drained(_DRAIN)
-        await live.close()
-        if live.made and not keep:
-            await self._remove(host, live.id, second=live.second is not None)
-            live.made = ""
-        if live.facts.volumes:
-            await host.storage.release(live.id, live.facts.volumes, live.volumes)
-        host.keeping.forget(live.id)
-        asyncio.get_running_loop().call_later(KEPT_FOR, lambda: self._later(self._forget(live)))
-
-    async def _remove(self, host: Host, id: str, *, second: bool) -> None:
-        """Remove the container and its door, and the ``second`` that it may have. Back when nothing is left."""
-        if second:
-            await host.remove(beside.name(self._engine, id), _GONE)
-        await host.remove(containers.name(self._engine, id), _GONE)
-        await doors.remove_volume(host.daemon, host.door_volume(id))
-        if second:
-            await host.seconds.remove_volumes(beside.shares(self._engine, id))
-        host.keeping.forget(id)
+                await host.stop(live, now=keep)
+        # One with volumes is not kept: their devices may be another's by then.
+        await host.settle(live, keep=keep and live.ran and not live.facts.volumes)
 
     async def _forget(self, live: Live) -> None:
         if self._live.get(live.id) is live:
@@ -389,13 +377,12 @@ class DockerEngine(Engine):
             return live
         hidden = Hidden.of(known.secrets, containers.environment(found))
         live = Live(self._engine, known, hidden)
-        live.made, live.ran = str(found.get("Id") or ""), True
-        live.memory = int((found.get("HostConfig") or {}).get("Memory") or 0)
+        live.find(found)
         if (told := host.keeping.expires(id)) is not None:
             live.expires_at = told
         ended = containers.ended(found)
         if ended is not None and time.time() - ended.at > KEPT_FOR:
-            await self._remove(host, id, second=bool(known.second))
+            await host.clear(id, second=bool(known.second))
             return None
         self._live[id] = live
         live.door = host.seen(containers.mount_source(found, containers.DOOR)) if known.door == "socket" else ""
@@ -415,7 +402,7 @@ class DockerEngine(Engine):
 
     async def _sweep(self, host: Host) -> None:
         """Remove what engines that are gone have left, and what is over for long enough."""
-        await host.sweep(KEPT_FOR)
+        await host.sweep()
         if self._state:
             for row in await host.listed():
                 if row["Labels"].get(ID) not in self._live:

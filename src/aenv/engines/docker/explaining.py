@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from aenv import config
 from aenv.engines.docker.daemon import About, Daemon
+from aenv.engines.docker.doors import outlook
 from aenv.engines.docker.images import look
 from aenv.errors import AEnvError, NotFound
 
@@ -35,7 +36,7 @@ async def explain(address: str | None = None) -> list[Row]:
             Row("docker: storage", "ok", f"{about.storage} in {about.root}"),
             *_limits(info),
             _runtimes(daemon, info),
-            _network(about),
+            _network(daemon, about),
             await _base_image(daemon, about),
         ]
     except AEnvError as exc:
@@ -75,10 +76,16 @@ def _runtimes(daemon: Daemon, info: Mapping[str, Any]) -> Row:
     return Row("docker: runtimes", "ok", detail)
 
 
-def _network(about: About) -> Row:
+def _network(daemon: Daemon, about: About) -> Row:
+    seen = outlook(daemon, about)
+    ways = ["none"]
+    if seen is not None:
+        seen.close()
+        ways.append("lists of hosts")
     if "bridge" in about.networks:
-        return Row("docker: network", "ok", "none, or full by a bridge")
-    return Row("docker: network", "warn", "none only: the daemon has no bridge", "let the daemon make its bridge")
+        return Row("docker: network", "ok", ", ".join([*ways, "full by a bridge"]))
+    detail = f"{', '.join(ways)}; not full: the daemon has no bridge"
+    return Row("docker: network", "warn", detail, "let the daemon make its bridge")
 
 
 async def _base_image(daemon: Daemon, about: About) -> Row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -10,21 +11,29 @@ from contextlib import suppress
 from typing import Any
 
 from aenv.engines.base import Used
-from aenv.engines.docker import containers, doors, keeping, second
-from aenv.engines.docker.containers import ENGINE, ID, KIND, SANDBOX, SECOND, SOCKETS, Site, short
+from aenv.engines.docker import containers, doors, keeping, sweeping
+from aenv.engines.docker import second as beside
+from aenv.engines.docker.containers import ENGINE, KIND, SANDBOX, Site, short
 from aenv.engines.docker.daemon import About, Daemon
-from aenv.engines.docker.keepers import USES
+from aenv.engines.docker.exits import Exits
 from aenv.engines.docker.keeping import Keeping
 from aenv.engines.docker.live import Live
 from aenv.engines.docker.printed import Printed
 from aenv.engines.docker.projects import Projects
-from aenv.engines.docker.volumes import STORAGE, Storage
+from aenv.engines.docker.volumes import Storage
 from aenv.engines.docker.watch import Watch
 from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxError, SandboxLost, Unsupported
 
+log = logging.getLogger("aenv.engine")
 _REMOVED = "its container was removed, and not by this engine"
 _STOP = 2
 """Seconds between TERM and KILL."""
+UNUSED = 16
+"""Projects that are kept, though no sandbox has them."""
+_DRAIN = 2.0
+"""Seconds in which the last words of one that has ended must have come."""
+_GONE = 60.0
+"""Seconds in which the daemon must have removed a container."""
 
 
 class Host:
@@ -33,11 +42,16 @@ class Host:
     def __init__(self, daemon: Daemon, about: About, site: Site, kept: Keeping) -> None:
         self.daemon, self.about, self.site, self.keeping = daemon, about, site, kept
         self.projects = Projects(daemon)
-        self.seconds = second.Seconds(daemon, about, site)
-        self._before = doors.outlook(daemon, about)
+        self.seconds = beside.Seconds(daemon, about, site)
+        self._outlook = doors.outlook(daemon, about)
+        self._outlooks = [self._outlook]
         self.storage = Storage(daemon, site.engine, self.seen)
+        self.exits = Exits(self.inspect, self.seen)
         self._watch: Watch | None = None
         self._networks: bool | None = None
+        self.bare: set[tuple[str, ...]] = set()
+        """What is not imported before there is an instance, since the import must not be so early: the image, the
+        project where that is not in it, and what else it sees."""
 
     @classmethod
     async def open(cls, address: str | None, engine: str, *, lasting: bool, runtime: str) -> Host:
@@ -47,27 +61,34 @@ class Host:
             known = ", ".join(sorted(about.runtimes))
             raise Invalid(f"the daemon has no runtime {runtime!r}", hint=f"install it; it has: {known}")
         driver = "k8s-file" if about.name == "podman" else "json-file"
-        site = Site(engine, driver, runtime, until_eof=not lasting)
+        site = Site(engine, driver, runtime, until_eof=not lasting, process="" if lasting else keeping.process())
         return cls(daemon, about, site, Keeping(engine, lasting=lasting))
 
     def watch(
         self, tell: Callable[[str, str, Mapping[str, str]], None], look: Callable[[bool], Awaitable[None]]
     ) -> None:
         """Be told of what happens to containers of this engine."""
-        self._watch = Watch(self.daemon, f"{ENGINE}={self.site.engine}", tell, look)
+
+        async def look_anew(gone: bool) -> None:
+            await asyncio.to_thread(self._look_out)
+            await look(gone)
+
+        self._watch = Watch(self.daemon, f"{ENGINE}={self.site.engine}", tell, look_anew)
 
     async def close(self) -> None:
         if self._watch is not None:
             await self._watch.close()
+        await self.exits.close()
+        for one in self._outlooks:
+            if one is not None:
+                one.close()
         self.keeping.close()
 
     # Containers
 
     async def listed(self, kind: str = SANDBOX) -> list[dict[str, Any]]:
         """This engine's, whatever they do."""
-        return await self._listed([f"{ENGINE}={self.site.engine}", f"{KIND}={kind}"])
-
-    async def _listed(self, labels: list[str]) -> list[dict[str, Any]]:
+        labels = [f"{ENGINE}={self.site.engine}", f"{KIND}={kind}"]
         found = await self.daemon.ask("GET", "/containers/json", query={"all": "1", "filters": {"label": labels}})
         return [row for row in found or () if isinstance(row, dict) and isinstance(row.get("Labels"), dict)]
 
@@ -97,17 +118,59 @@ class Host:
             else:
                 await self.daemon.ask("POST", f"/containers/{live.container}/stop", query={"t": str(_STOP)})
 
-    async def remove(self, container: str, patience: float) -> None:
-        """Back when the daemon does not know it any more."""
+    async def clear(self, id: str, *, second: bool) -> None:
+        """Remove a sandbox's container and its door, and the ``second`` that it may have. Back when nothing is left."""
+        engine = self.site.engine
+        if second:
+            await self.remove(beside.name(engine, id))
+        await self.remove(containers.name(engine, id))
+        await doors.remove_volume(self.daemon, self.door_volume(id), engine)
+        if second:
+            await self.seconds.remove_volumes(beside.shares(engine, id))
+        self.keeping.forget(id)
+
+    async def settle(self, live: Live, *, keep: bool) -> None:
+        """Give back what only one that runs needs, and, unless it is to be kept, all the rest."""
+        try:
+            if live.second is not None and live.asked:
+                await self.seconds.kill(live.second)
+                if live.printed is not None:
+                    live.printed.note(await self.seconds.news(live.second))
+                await self.remove(live.second.container)
+            if live.printed is not None:
+                if live.ran and live.facts.volumes:
+                    with suppress(AEnvError):
+                        await live.printed.since(0)
+                await live.printed.drained(_DRAIN)
+        finally:
+            await live.close()
+            try:
+                if live.asked and not keep:
+                    await self.clear(live.id, second=live.second is not None)
+            finally:
+                mine = [(one.owner, one.name) for one in live.volumes if one.lock >= 0]
+                await self.storage.release(live.id, live.facts.volumes if live.asked else mine, live.volumes)
+        if live.asked:
+            self.keeping.forget(live.id)
+        if not keep and live.asked:
+            live.asked, live.removed, live.made = False, True, ""
+
+    async def remove(self, container: str) -> None:
+        """Back when the daemon does not know it any more. One of that name that is none of this engine's stays."""
         pause = 0.02
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + _GONE
         while True:
             try:
+                found = await self.daemon.ask("GET", f"/containers/{container}/json") or {}
+                if ((found.get("Config") or {}).get("Labels") or {}).get(ENGINE) != self.site.engine:
+                    return
                 await self.daemon.ask("DELETE", f"/containers/{container}", query={"force": "1", "v": "1"})
                 return
             except NotFound:
                 return
-            except Conflict as exc:  # somebody else removes it
+            except AEnvError as exc:
+                if not isinstance(exc, Conflict) and not containers.is_unknown(exc):  # then somebody else removes it
+                    raise
                 if time.monotonic() > deadline:
                     raise SandboxError(f"{container} could not be removed: {exc.message}") from exc
                 await asyncio.sleep(pause)
@@ -173,7 +236,16 @@ class Host:
 
     def seen(self, path: str) -> str:
         """Where this process finds what the daemon has at that path; empty when it sees nothing of the daemon's."""
-        return self._before + path if path and self._before is not None else ""
+        return self._outlook.before + path if path and self._outlook is not None else ""
+
+    def _look_out(self) -> None:
+        """Another process may be the daemon by now. What was seen through the one before stays where it was seen."""
+        found = doors.outlook(self.daemon, self.about)
+        if found is not None and self._outlook is not None and found.process == self._outlook.process:
+            found.close()
+        else:
+            self._outlook = found
+            self._outlooks.append(found)
 
     def check_data(self, path: str) -> None:
         """Refuse data that is not there, where that can be seen: some daemons would make the directory."""
@@ -182,7 +254,12 @@ class Host:
 
     async def network(self, wanted: object) -> str:
         """The daemon's word for a network: what a sandbox leaves to the engine is a network where there is one."""
-        if wanted == "none":
+        if isinstance(wanted, dict) and (why := self.exits.missing(self.site.runtime)):
+            raise Unsupported(
+                f"a container cannot be let out to some hosts only: {why}",
+                hint="use 'none' or 'full', or an engine that is root on the daemon's machine, with the runtime runc",
+            )
+        if wanted == "none" or isinstance(wanted, dict):
             return "none"
         if self._networks is None:
             found = await self.daemon.ask("GET", "/networks", query={"filters": {"driver": ["bridge"]}})
@@ -197,46 +274,7 @@ class Host:
 
     # What others left
 
-    async def sweep(self, kept_for: float) -> None:
-        """Remove the containers and doors of engines that ended with their process, and projects nobody uses."""
-        dead = set(keeping.gone())
-        seconds = await self._listed([f"{KIND}={SECOND}"])
-        rows = await self._listed([f"{KIND}={SANDBOX}"])
-        for row in rows:
-            engine = str(row["Labels"].get(ENGINE) or "")
-            if not engine.startswith("_") or engine == self.site.engine:
-                continue
-            ended = row.get("State") in ("exited", "dead") and await self._ended_before(row, time.time() - kept_for)
-            if engine in dead or ended:
-                await self.remove(containers.name(engine, row["Labels"].get(ID, "")), 60.0)
-        await self._sweep_seconds(seconds, dead)
-        for kind in (SOCKETS, STORAGE, second.SHARES):
-            for volume in await self._volumes(f"{KIND}={kind}"):
-                if volume["Labels"].get(ENGINE, "") in dead:
-                    await doors.remove_volume(self.daemon, volume["Name"])
-        for engine in dead:
-            keeping.bury(engine)
-        await self.projects.sweep({row["Labels"].get(USES) for row in rows})
-        await self.seconds.agents.sweep({row["Labels"].get(USES) for row in seconds})
-
-    async def _sweep_seconds(self, rows: list[dict[str, Any]], dead: set[str]) -> None:
-        """Remove second containers that have no main one."""
-        for row in rows:
-            engine, id = str(row["Labels"].get(ENGINE) or ""), str(row["Labels"].get(ID) or "")
-            if engine not in dead:
-                with suppress(NotFound):
-                    await self.inspect(containers.name(engine, id))
-                    continue
-            await self.remove(second.name(engine, id), 60.0)
-            await self.seconds.remove_volumes(second.shares(engine, id))
-
-    async def _ended_before(self, row: Mapping[str, Any], moment: float) -> bool:
-        with suppress(NotFound):
-            ended = containers.ended(await self.inspect(str(row.get("Id"))))
-            return ended is not None and ended.at < moment
-        return False
-
-    async def _volumes(self, label: str) -> list[dict[str, Any]]:
-        found = await self.daemon.ask("GET", "/volumes", query={"filters": {"label": [label]}})
-        rows = (found or {}).get("Volumes") or ()
-        return [row for row in rows if isinstance(row, dict) and isinstance(row.get("Labels"), dict)]
+    async def sweep(self) -> None:
+        """Remove it; of projects that no sandbox has, the newest stay."""
+        for left in await sweeping.sweep(self.daemon, kept=UNUSED):
+            log.info("%s %s is removed: %s", left.what, left.name, left.why)

@@ -40,6 +40,8 @@ class Image(NamedTuple):
     layers: int = 0
     digests: tuple[str, ...] = ()
     """``name@sha256:...``, for each registry that it came from or was pushed to."""
+    volumes: tuple[str, ...] = ()
+    """Directories that a daemon puts on its disk for each container, without a bound."""
 
     @property
     def platform(self) -> str:
@@ -103,6 +105,7 @@ def _image(reference: str, found: Any) -> Image:
         size=int(found.get("Size") or 0),
         layers=len((found.get("RootFS") or {}).get("Layers") or ()),
         digests=tuple(found.get("RepoDigests") or ()),
+        volumes=tuple(config.get("Volumes") or ()),
     )
 
 

@@ -1,15 +1,14 @@
 """Volumes that never change, each kept by a container that never runs.
 
 What is in one says its name, which the container gets when the volume is full: so nobody ever sees half of it, and
-every container of that name has the same. Of those that nobody uses, the newest are kept.
+every container of that name has the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -22,15 +21,16 @@ ABANDONED = 3600.0
 """Seconds after which a volume that was never filled is somebody's who is gone."""
 USES = "aenv.uses"
 """Label of a container: the keeper of what it has mounted."""
-_FILLING = "aenv-filling-"
+FILLING = "aenv-filling-"
+"""What the names of those begin with that are not full yet."""
 
 
 class Keepers:
     """Those of one kind that a daemon has."""
 
-    def __init__(self, daemon: Daemon, kind: str, place: str, prefix: str) -> None:
-        """``place`` is where the volume is inside; ``prefix`` is what their names begin with."""
-        self._daemon, self._kind, self._place, self._prefix = daemon, kind, place, prefix
+    def __init__(self, daemon: Daemon, kind: str, place: str) -> None:
+        """``place`` is where the volume is inside."""
+        self._daemon, self._kind, self._place = daemon, kind, place
         self._filled: set[str] = set()
         self._filling: dict[str, asyncio.Lock] = {}
 
@@ -55,7 +55,7 @@ class Keepers:
         return True
 
     async def _fill(self, name: str, image: str, content: bytes) -> None:
-        filling = _FILLING + secrets.token_hex(8)
+        filling = FILLING + secrets.token_hex(8)
         body = {
             "Image": image,
             "Entrypoint": ["true"],
@@ -83,19 +83,3 @@ class Keepers:
     async def _remove(self, name: str) -> None:
         with suppress(NotFound, Conflict):
             await self._daemon.ask("DELETE", f"/containers/{name}", query={"force": "1", "v": "1"})
-
-    async def sweep(self, used: Collection[object], kept: int) -> list[str]:
-        """Remove those that nobody uses, beyond the newest so many, and what was never filled; the names of them."""
-        query = {"all": "1", "filters": {"label": [f"{KIND}={self._kind}"]}}
-        listed = await self._daemon.ask("GET", "/containers/json", query=query)
-        unused = []
-        for row in sorted(listed or (), key=lambda row: -int(row.get("Created") or 0)):
-            (name, *_) = (*(each.lstrip("/") for each in row.get("Names") or ()), "")
-            if name.startswith(self._prefix) and name not in used:
-                unused.append(name)
-            elif name.startswith(_FILLING) and int(row.get("Created") or 0) < time.time() - ABANDONED:
-                await self._remove(name)
-        for name in unused[kept:]:
-            self.forget(name)
-            await self._remove(name)
-        return unused[kept:]

@@ -10,12 +10,15 @@ import json
 import os
 import secrets
 import shutil
+import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from aenv import config
 from aenv.engines.docker.containers import short
+from aenv.engines.process.state import start_time
 from aenv.errors import AEnvError, Invalid
 
 _LOCK, _SECRET = "lock", "secret"
@@ -38,13 +41,25 @@ class Keeping:
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not lasting:
-                self._lock = os.open(self._directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                fcntl.flock(self._lock, fcntl.LOCK_EX)
+                self._lock = self._hold()
             self._secret = self._read_secret()
         except OSError as exc:
             raise AEnvError(
                 f"{self._directory} cannot be written: {exc.strerror or exc}", hint="see AENV_HOME"
             ) from exc
+
+    def _hold(self) -> int:
+        """The lock. Until it is held, others may take this engine for a dead one, and remove the directory."""
+        while True:
+            try:
+                self._directory.mkdir(mode=0o700, exist_ok=True)
+                lock = os.open(self._directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:
+                continue
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.fstat(lock).st_nlink:
+                return lock
+            os.close(lock)
 
     def _read_secret(self) -> bytes:
         if not self._lasting:
@@ -65,11 +80,17 @@ class Keeping:
         return hmac.new(self._secret, id.encode(), hashlib.sha256).hexdigest()
 
     def socket(self, id: str) -> Path:
-        """Where a sandbox is reached."""
-        path = self._directory / f"{short(id)}.sock"
+        """Where a sandbox is reached; its directory is there."""
+        path = self._socket(id)
         if len(os.fsencode(path)) > _LONGEST:
-            raise Invalid(f"{path} is too long for a socket", hint="AENV_HOME names another, shorter place")
+            raise Invalid(f"{path} is too long for a socket", hint="AENV_HOME or TMPDIR names another, shorter place")
+        if path.parent != self._directory:
+            _make_own(path.parent)
         return path
+
+    def _socket(self, id: str) -> Path:
+        path = self._directory / f"{short(id)}.sock"
+        return path if len(os.fsencode(path)) <= _LONGEST else _elsewhere(self._directory) / path.name
 
     def expires(self, id: str) -> float | None:
         """The end that a sandbox was told last; None when it was told none."""
@@ -85,7 +106,7 @@ class Keeping:
 
     def forget(self, id: str) -> None:
         """Remove what is here of a sandbox that has ended."""
-        for file in (self._file(id), self._file(id).with_suffix(".sock")):
+        for file in (self._file(id), self._socket(id)):
             file.unlink(missing_ok=True)
 
     def _file(self, id: str) -> Path:
@@ -95,32 +116,80 @@ class Keeping:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-            shutil.rmtree(self._directory, ignore_errors=True)
+            _remove(self._directory)
 
 
-def is_gone(engine: str) -> bool:
-    """Whether an engine without a state is known here, and dead."""
+def _take(engine: str) -> int | None:
+    """The lock of an engine without a state that is known here, and dead; None of any other."""
     try:
         lock = os.open(root() / engine / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        return False
+        return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    finally:
         os.close(lock)
-    return True
+        return None
+    return lock
 
 
 def gone() -> Iterator[str]:
     """Engines without a state that are dead."""
     with suppress(OSError):
         for path in sorted(root().glob("_*")):
-            if is_gone(path.name):
+            if (lock := _take(path.name)) is not None:
+                os.close(lock)
                 yield path.name
 
 
 def bury(engine: str) -> None:
     """Remove what a dead one left here."""
-    shutil.rmtree(root() / engine, ignore_errors=True)
+    if (lock := _take(engine)) is not None:
+        try:
+            _remove(root() / engine)
+        finally:
+            os.close(lock)
+
+
+def _elsewhere(directory: Path) -> Path:
+    """Where the sockets of a directory are that is too long for them."""
+    return Path(tempfile.gettempdir(), f"aenv-{os.getuid()}-{short(str(directory))}")
+
+
+def _make_own(path: Path) -> None:
+    """Make a directory where anybody may have made it before, or a link."""
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as exc:
+        raise AEnvError(f"{path} cannot be made: {exc.strerror or exc}", hint="see TMPDIR") from exc
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise AEnvError(f"{path} is not this user's own directory", hint="remove it, or give a shorter AENV_HOME")
+
+
+def _remove(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.rmtree(_elsewhere(directory), ignore_errors=True)
+
+
+def process() -> str:
+    """This process, so that others can tell later whether it is dead; empty where that cannot be told."""
+    where, began = _where(), start_time(os.getpid())
+    return f"{where} {os.getpid()} {began}" if where and began else ""
+
+
+def is_dead(process: str) -> bool:
+    """Whether that was a process where this one is, too, and is no more. One from elsewhere may be alive."""
+    match process.split():
+        case [boot, namespace, pid, began] if f"{boot} {namespace}" == _where() and pid.isdecimal():
+            return str(start_time(int(pid))) != began
+    return False
+
+
+def _where() -> str:
+    """This start of this machine, and which of its processes are seen from here."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -34,6 +34,12 @@ class Live:
         self.memory = 0
         self.door = ""
         """The directory that its socket is in, where this engine sees it."""
+        self.asked = False
+        """Whether something of it may be at the daemon, which was asked for it."""
+        self.removed = False
+        """Whether nothing of it is there any more."""
+        self.found = False
+        """Whether another engine made it."""
         self.made = ""
         """The daemon's own name for its container; empty while there is none."""
         self.ran = False
@@ -54,6 +60,19 @@ class Live:
         self.expires_at = facts.created_at + facts.ttl if facts.ttl is not None else None
         self.ttl = facts.ttl
         """Seconds that it was given last."""
+
+    def find(self, inspected: Mapping[str, Any]) -> None:
+        """It is what another engine made."""
+        self.found = self.asked = self.ran = True
+        self.made = str(inspected.get("Id") or self.container)
+        self.memory = int((inspected.get("HostConfig") or {}).get("Memory") or 0)
+
+    def begin_again(self) -> None:
+        """Nothing is there of it any more, and another container takes its place."""
+        self.know(self.facts, self.hidden)
+        self.url = self.door = self.made = ""
+        self.ran = False
+        self.died = asyncio.Event()
 
     def begin(self, start: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start it. How that ends is told to whoever waits for it, if anybody does."""

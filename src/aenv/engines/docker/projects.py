@@ -1,11 +1,9 @@
-"""Projects in volumes: one for each content, which every container of that project shares and none can change.
-Of those that no sandbox uses, the newest ``UNUSED`` are kept."""
+"""Projects in volumes: one for each content, which every container of that project shares and none can change."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Collection
 from pathlib import Path
 
 from aenv import project
@@ -17,8 +15,6 @@ from aenv.errors import Invalid
 from aenv.project import archive
 from aenv.project.stamp import stamp
 
-UNUSED = 16
-"""Projects that are kept, though no sandbox has them."""
 _PREFIX = "aenv-project-"
 _OWN = frozenset(("aenv", "aenvironment"))
 
@@ -27,7 +23,7 @@ class Projects:
     """The projects that one daemon has."""
 
     def __init__(self, daemon: Daemon) -> None:
-        self.keepers = Keepers(daemon, PROJECT, PROJECTS, _PREFIX)
+        self.keepers = Keepers(daemon, PROJECT, PROJECTS)
         self._known: dict[tuple[str, str, str], str] = {}
 
     async def keeper(self, root: str, edition: str, image: Image) -> str:
@@ -44,10 +40,6 @@ class Projects:
 
         await self.keepers.have(name, image.id, packed)
         return name
-
-    async def sweep(self, used: Collection[object]) -> None:
-        """Remove what is not ``used``, beyond the newest; and what was never filled."""
-        await self.keepers.sweep(used, UNUSED)
 
 
 def _packed(root: Path, image: Image) -> bytes:

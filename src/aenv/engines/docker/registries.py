@@ -26,10 +26,13 @@ from aenv.project.images import Reference
 HEADER = "X-Registry-Auth"
 _HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
 _MOST_CONFIG = 1024 * 1024
+_MOST_WORDS = 4096
+"""Characters of a complaint in which its meaning is looked for."""
 
 _NO_PLATFORM = ("no matching manifest", "no image found in", "does not match the specified platform")
 _DENIED = ("unauthorized", "authentication required", "access denied", "denied:", "forbidden", "no basic auth")
-_MISSING = ("manifest unknown", "name unknown", "not found", "does not exist", "no such image")
+_UNKNOWN = "manifest unknown"
+_MISSING = (_UNKNOWN, "name unknown", "not found", "does not exist", "no such image")
 _NOT_TLS = ("server gave http response to https client", "x509:", "certificate")
 _UNREACHED = (
     *("connection refused", "no such host", "i/o timeout", "network is unreachable", "no route to host"),
@@ -102,12 +105,14 @@ def is_local(reference: Reference) -> bool:
 
 def meaning(message: str, reference: Reference, platform: str) -> AEnvError:
     """The error for what a daemon says when an image could not be got from a registry, or brought there."""
-    registry, low = reference.registry or _HUB[0], message.lower()
+    registry, low = reference.registry or _HUB[0], _without_name(message[:_MOST_WORDS], reference).lower()
     if full(message):
         return out_of_space(message)
     if any(word in low for word in _NO_PLATFORM):
         hint = f"build it with --platform {platform}"
         return Invalid(f"{reference} is not there for {platform}: {message}", hint=hint)
+    if _UNKNOWN in low:
+        return _missing(registry, reference, message)
     if "toomanyrequests" in low or "too many requests" in low:
         hint = f"try later, or log in: docker login {registry}"
         return RateLimited(f"{registry} refuses more requests: {message}", hint=hint)
@@ -118,8 +123,21 @@ def meaning(message: str, reference: Reference, platform: str) -> AEnvError:
         hint = f"give {registry} a certificate, or list it in the daemon's insecure registries"
         return NetworkError(f"{registry} has no TLS that the daemon trusts: {message}", hint=hint)
     if any(word in low for word in _MISSING):
-        return NotFound(f"{registry} has no {reference}: {message}", hint="look whether name and tag are right")
+        return _missing(registry, reference, message)
     if any(word in low for word in _UNREACHED):
         hint = f"look whether the daemon reaches {registry}"
         return NetworkError(f"{registry} cannot be reached for {reference}: {message}", hint=hint)
     return SandboxError(f"{reference}: {message}")
+
+
+def _missing(registry: str, reference: Reference, message: str) -> NotFound:
+    return NotFound(f"{registry} has no {reference}: {message}", hint="look whether name and tag are right")
+
+
+def _without_name(message: str, reference: Reference) -> str:
+    """What a daemon says, but for the name of the image, which may have any of the words that are looked for."""
+    registry, path, tag = (re.escape(part) for part in (reference.registry, reference.path, reference.tag))
+    name = rf"(?:[\w.:\[\]/-]*/)?{path}(?:[:@/][\w.:@/-]*\w)?"
+    for part in (name, registry, rf"reading manifest {tag}" if tag else ""):
+        message = re.sub(rf"(?<![\w.-]){part}(?![\w-])", " ", message) if part else message
+    return message

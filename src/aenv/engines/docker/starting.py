@@ -15,19 +15,44 @@ from aenv import http
 from aenv.cleanup import finish
 from aenv.engines.docker import containers, doors, images
 from aenv.engines.docker.containers import ENGINE, LINK, SECOND_SOCKET, Mounted
+from aenv.engines.docker.deputy import Deputy
 from aenv.engines.docker.host import Host
 from aenv.engines.docker.images import Image
 from aenv.engines.docker.keepers import USES
 from aenv.engines.docker.live import Live
-from aenv.errors import AEnvError, Conflict, NetworkError, SandboxLost, StartFailed, StorageFull
+from aenv.engines.docker.second import WHO, Beside
+from aenv.errors import (
+    AEnvError,
+    Conflict,
+    Invalid,
+    NetworkError,
+    NotFound,
+    SandboxLost,
+    StartFailed,
+    StorageFull,
+    TooLarge,
+)
 from aenv.models import SandboxSpec
 from aenv.runtime.hidden import Hidden
+from aenv.runtime.warm import UNFIT
 
 log = logging.getLogger("aenv.engine")
 _FIRST, _LONGEST = 0.005, 0.1
 """Seconds between two looks whether it answers."""
 _HEALTH = 10.0
 """Seconds in which a sandbox must say how it is."""
+_MOST_HEALTH = 64 * 1024
+"""Bytes in which it must."""
+_NAMED = 10.0
+"""Seconds in which a container is there whose name is taken."""
+_COMING = ("created", "configured", "initialized", "running", "paused")
+"""What one does that will be up, or may be."""
+_ENDING = 1.0
+"""Seconds in which the end of a container is told."""
+
+
+class Taken(Exception):
+    """Another engine of this name makes that sandbox, or has made it."""
 
 
 class Starting:
@@ -41,7 +66,7 @@ class Starting:
         host, live = self._host, self._live
         host.check_data(spec.datasource)
         live.stages.begin("image")
-        image = await self._image(spec.image or self._base_image)
+        image = await self._image(spec.image) if spec.image else await self._base()
         task = image if live.second is None else await self._image_of_second(live.second.reference)
         network = await host.network(spec.network)
         keeper = ""
@@ -53,6 +78,30 @@ class Starting:
             live.stages.begin("volumes")
             leaving = lambda: live.ending is not None or live.state.over  # noqa: E731
             volumes = await host.storage.take(spec.volumes, live.id, leaving, live.volumes)
+        sees = (image.id, keeper, network, spec.datasource)
+        if sees in host.bare:
+            spec = msgspec.structs.replace(spec, preload=False)
+        try:
+            await self._try(spec, image, task, network, keeper, volumes)
+        except AEnvError:
+            if not await self._is_unfit(spec):
+                raise
+            host.bare.add(sees)
+            await self._begin_again()
+            bare = msgspec.structs.replace(spec, preload=False)
+            await self._try(bare, image, task, network, keeper, volumes)
+
+    async def _try(
+        self,
+        spec: SandboxSpec,
+        image: Image,
+        task: Image,
+        network: str,
+        keeper: str,
+        volumes: list[tuple[str, str]],
+    ) -> None:
+        """From all that it needs to a sandbox that is healthy."""
+        host, live = self._host, self._live
         live.stages.begin("create")
         door = "socket" if host.seen("/") else "tunnel"
         live.facts = msgspec.structs.replace(live.facts, door=door, python=containers.python(image))
@@ -64,17 +113,41 @@ class Starting:
             host.projects.keepers.forget(keeper)  # another engine took it for unused, at this moment
             keeper = await host.projects.keeper(spec.project, spec.stamp, image)
             await self._create(spec, image, network, keeper, volumes)
-        if live.second is not None and not live.ran:
-            await finish(host.seconds.make(live.second, spec, task, network))
+        if live.second is not None:
+            await finish(host.seconds.make(live.second, spec, task, network, near=bool(host.seen("/"))))
         live.stages.begin("start")
-        if live.ran:
-            await self.go_on()
-        else:
-            await self._run_all(image)
-            await self.arrive()
+        await self._run_all(image)
+        await self.arrive()
+
+    async def _is_unfit(self, spec: SandboxSpec) -> bool:
+        """Whether it ended since its project must not be imported before there is an instance."""
+        live = self._live
+        if not spec.warm or containers.preload(spec) != "auto" or not live.ran:
+            return False
+        await live.nap(_ENDING)  # what failed may have seen it before the daemon told
+        with suppress(AEnvError):
+            if live.died.is_set():
+                ended = await self._host.daemon.ask("POST", f"/containers/{live.container}/wait", timeout=_HEALTH)
+                return bool((ended or {}).get("StatusCode") == UNFIT)
+        return False
+
+    async def _begin_again(self) -> None:
+        """Remove what was made, so that another can take its place."""
+        host, live = self._host, self._live
+        log.info("%s begins again: %s", live.id, await host.last_words(live))
+        await live.close()
+        await finish(host.clear(live.id, second=live.second is not None))
+        live.begin_again()
 
     async def _image(self, reference: str) -> Image:
         return await images.present(self._host.daemon, reference, progress=lambda text: log.info("%s", text))
+
+    async def _base(self) -> Image:
+        try:
+            return await self._image(self._base_image)
+        except (Invalid, StartFailed) as exc:
+            hint = "make it with 'make base-image', or name another one with AENV_BASE_IMAGE"
+            raise type(exc)(f"the base image is not to be had: {exc.message}", hint=hint) from exc
 
     async def _image_of_second(self, reference: str) -> Image:
         try:
@@ -107,51 +180,47 @@ class Starting:
 
     async def _make(self, door: str, body: dict[str, Any], spec: SandboxSpec) -> None:
         host, live = self._host, self._live
+        live.asked = True
         if live.second is not None:
-            try:
-                await host.seconds.make_volumes(live.second, spec)
-            except AEnvError:
-                await self._remove_door("")
-                raise
+            await host.seconds.make_volumes(live.second, spec)
         if door:
-            live.door = host.seen(await doors.make_volume(host.daemon, host.about, door, host.site.engine, live.id))
-        try:
-            made = await host.daemon.ask("POST", "/containers/create", query={"name": live.container}, body=body)
-            live.made = str((made or {}).get("Id") or live.container)
-        except AEnvError as exc:
-            if isinstance(exc, Conflict) or "already in use" in exc.message:
-                await self._take_over(door)
-            else:
-                await self._remove_door(door)
-                raise
+            live.door = host.seen(await doors.make_volume(host.daemon, door, host.site.engine, live.id))
+        deadline = time.monotonic() + _NAMED
+        while not live.made:
+            try:
+                made = await host.daemon.ask("POST", "/containers/create", query={"name": live.container}, body=body)
+                live.made = str((made or {}).get("Id") or live.container)
+            except AEnvError as exc:
+                if not isinstance(exc, Conflict) and "already in use" not in exc.message:
+                    raise
+                try:
+                    await self._take_over(await host.inspect(live.container))
+                except NotFound:  # its name is given away before it is there
+                    if time.monotonic() > deadline:
+                        raise exc from None
+                    await asyncio.sleep(_LONGEST)
         live.printed = host.printed(live)
 
-    async def _remove_door(self, door: str) -> None:
-        with suppress(AEnvError):
-            if door:
-                await doors.remove_volume(self._host.daemon, door)
-            if self._live.second is not None:
-                await self._host.seconds.remove_volumes(self._live.second.shares)
-
-    async def _take_over(self, door: str) -> None:
+    async def _take_over(self, found: dict[str, Any]) -> None:
         """Its name is taken. By one that another engine of this name made: then that is it."""
         host, live = self._host, self._live
-        found = await host.inspect(live.container)
         labels = found["Config"].get("Labels") or {}
         known = containers.facts_of(labels)
         if known is None or known.id != live.id or labels.get(ENGINE) != host.site.engine:
-            await self._remove_door(door)
             raise Conflict(
                 f"the name {live.container} is taken by a container that is none of this engine's",
                 hint="remove that container, or use another id",
             )
         if containers.ended(found) is not None:
+            live.asked = False
             raise Conflict(f"{live.id} has ended", hint="use another id")
         if live.second is not None and not known.second:
             await host.seconds.remove_volumes(live.second.shares)
-        live.made = str(found.get("Id") or live.container)
         live.know(known, Hidden.of(known.secrets, containers.environment(found)))
-        live.ran = True
+        live.find(found)
+        live.door = host.seen(containers.mount_source(found, containers.DOOR)) if known.door == "socket" else ""
+        live.printed = host.printed(live)
+        raise Taken
 
     async def _run_all(self, image: Image) -> None:
         """Start both containers, or the one that there is."""
@@ -187,24 +256,33 @@ class Starting:
             status = ((await host.inspect(live.container)).get("State") or {}).get("Status")
             if status == "running" and (live.second is None or await host.seconds.is_up(live.second)):
                 break
-            if status not in ("running", "created", "configured", "initialized") or await host.has_ended(live):
+            if status not in _COMING or await host.has_ended(live):
                 raise SandboxLost((await host.why(live))[1])
             await live.nap(_LONGEST)
-        await self.arrive(was_up=time.time() > live.facts.created_at + live.facts.startup_timeout)
+        await self.arrive(found=True)
 
-    async def arrive(self, *, was_up: bool = False) -> None:
-        """Wait until it answers, and is healthy. One that has been up for long need not be healthy now."""
+    async def open_again(self) -> None:
+        """Reach it by a tunnel, where its socket is not to be seen any more: a daemon that starts while its containers
+        live shows new volumes in the place of those that are in memory."""
+        if self._live.door and not self._host.keeping.socket(self._live.id).is_socket():
+            self._live.door = ""
+            await self._open_door(found=True)
+
+    async def arrive(self, *, found: bool = False) -> None:
+        """Wait until it answers, and is healthy. One that was ``found`` after its time to start need not be healthy."""
         live = self._live
         live.stages.begin("import")
+        await self._let_out()
         await self._guard_second()
-        live.url = await self._open_door()
+        live.url = await self._open_door(found=found)
+        was_up = found and time.time() > live.facts.created_at + live.facts.startup_timeout
         pause = _FIRST
         while True:
             await self._alive()
             try:
                 async with asyncio.timeout(_HEALTH):
-                    answer = await http.request("GET", live.url, "/health", retries=0)
-            except (NetworkError, TimeoutError):
+                    answer = await http.request("GET", live.url, "/health", retries=0, most=_MOST_HEALTH)
+            except (NetworkError, TimeoutError, TooLarge):
                 answer = None
             if answer is not None:
                 live.stages.begin("health")
@@ -214,10 +292,22 @@ class Starting:
             await live.nap(pause)
             pause = min(pause * 1.2, _LONGEST)
 
+    async def _let_out(self) -> None:
+        """Give both containers their way out. Where there is to be one, the runtime waits for it: the main one's is
+        last."""
+        host, live = self._host, self._live
+        if live.facts.allow is not None:
+            for container in (live.second.container if live.second is not None else "", live.container):
+                if container:
+                    await host.exits.open(container, live.facts.allow, live.holds)
+
     async def _guard_second(self) -> None:
         """Once the agent of the second container listens, let nobody there listen in its place. That it answers too is
         seen by the runtime, which is not healthy before."""
         beside = self._live.second
+        if beside is not None and beside.agentless:
+            await self._stand_in(beside)
+            return
         link = self._host.seen(beside.link) if beside is not None else ""
         if not link or not doors.is_mounted(link):
             return
@@ -227,10 +317,21 @@ class Starting:
             await self._live.nap(pause)
             pause = min(pause * 1.2, _LONGEST)
 
-    async def _open_door(self) -> str:
+    async def _stand_in(self, beside: Beside) -> None:
+        """Answer in the place of the agent."""
+        host, live = self._host, self._live
+        link = host.seen(await host.seconds.link(beside))
+        if not link or not doors.is_mounted(link):
+            await self._alive()
+            raise StartFailed(f"{WHO} has no agent, and the engine does not see the volume of its socket")
+        deputy = Deputy(host.daemon, beside.container)
+        await deputy.open(link)
+        live.holds.push_async_callback(deputy.close)
+
+    async def _open_door(self, *, found: bool) -> str:
         host, live = self._host, self._live
         place = host.keeping.socket(live.id)
-        if live.door and doors.is_mounted(live.door):
+        if live.door and doors.is_mounted(live.door) and not (found and doors.seal(live.door) is None):
             pause = _FIRST
             while (path := doors.seal(live.door)) is None:
                 await self._alive()

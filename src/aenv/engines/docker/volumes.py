@@ -92,11 +92,13 @@ class Storage:
 
     async def release(self, id: str, names: Sequence[tuple[str, str]], held: list[Held]) -> None:
         """Give back what a sandbox had whose container is gone, or has ended."""
-        for owner, name in names:
-            await doors.remove_volume(self._daemon, self._named(id, owner, name))
-        for one in held:
-            self._places.pop(str(one.image), None)
-        await self._volumes.release(held)
+        try:
+            for owner, name in names:
+                await doors.remove_volume(self._daemon, self._named(id, owner, name), self._engine)
+        finally:
+            for one in held:
+                self._places.pop(str(one.image), None)
+            await self._volumes.release(held)
 
     def leave(self, held: list[Held]) -> None:
         """Let go of the locks of a sandbox that lives on."""

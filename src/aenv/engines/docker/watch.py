@@ -16,6 +16,8 @@ log = logging.getLogger("aenv.engine")
 _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _OVERLAP = 1.0
 """Seconds before the last word, from which on everything is told again: who hears something twice must not mind."""
+_SILENCE = 60.0
+"""Seconds without a word after which nobody may be there any more, and the stream is opened again."""
 
 
 class Watch:
@@ -62,7 +64,7 @@ class Watch:
     async def _hear(self) -> None:
         filters = {"type": ["container"], "label": [self._label]}
         query = {"filters": filters, "since": f"{self._since:.9f}"}
-        async with aclosing(self._daemon.lines("GET", "/events", query=query)) as events:
+        async with aclosing(self._daemon.lines("GET", "/events", query=query, patience=_SILENCE)) as events:
             async for event in events:
                 self._since = max(self._since, _time(event) - _OVERLAP)
                 actor = event.get("Actor")

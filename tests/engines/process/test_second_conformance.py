@@ -1,0 +1,22 @@
+"""The conformance list of second containers, on the process engine, which makes them of a directory."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from aenv.engines import conformance
+from aenv.engines.process.engine import ProcessEngine
+from tests.engines.process.test_second import cached, duals  # noqa: F401
+
+NAMES = [check.name for check in conformance.CHECKS if check.needs == "second"]
+
+
+@pytest.mark.parametrize("kind", ["task", "root file system"])
+async def test_second_sandboxes_keep_every_promise(home, jailed, duals, kind):  # noqa: F811
+    place = duals.task() if kind == "task" else duals.root_file_system()
+    make = partial(ProcessEngine, isolation=jailed, state="second")
+    async with make() as engine:
+        results = await conformance.run(engine, only=NAMES, another=make, limit=300, at_once=2, second=str(place))
+        assert {result.name: result.detail for result in results if result.status != "pass"} == {}
