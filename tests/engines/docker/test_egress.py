@@ -171,11 +171,10 @@ async def test_a_name_that_leads_to_this_machine_is_denied(harbour: Harbour) -> 
 
 
 async def test_nothing_on_the_list_is_nothing_to_reach(harbour: Harbour) -> None:
-    async with harbour.engine() as engine, Server(hello) as server:
+    async with harbour.engine() as engine:
         await engine.create("one", probe(network={"allow": []}))
         found = await get(harbour, engine, "one", "http://example.org/")
         assert found.startswith("403 example.org:80 is not in network.allow")
-        assert server.received == []
 
 
 async def test_each_sandbox_has_its_own_list(harbour: Harbour) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -24,9 +25,10 @@ from aenv.models import State
 from tests import daemons
 from tests.engines.docker.beside import busybox, compiled, dual, imported, musl, program, run
 from tests.engines.docker.lab import Harbour, call, probe
+from tests.engines.docker.test_warm import READS, write
 from tests.platform.support import eventually
 
-__all__ = ["busybox", "compiled", "musl", "program"]
+__all__ = ["busybox", "compiled", "musl", "program", "write"]
 pytestmark = pytest.mark.xdist_group("docker")
 LIMITS = {"CapDrop": ["ALL"], "SecurityOpt": ["no-new-privileges"], "NetworkMode": "none"}
 NOTHING = "nothing/of-that:name"
@@ -106,7 +108,7 @@ def ask(guard: str, method: str, path: str, body: Any = None) -> int:
         ("POST", "/v1.41/exec/abc/start%3f", 403),
         ("POST", "/v1.41/containers/x/start?detachKeys=a", 403),
         ("POST", "/v1.41/containers/x/stop?t=1&t=2", 403),
-        ("GET", "/v1.23/_ping", 403),
+        ("GET", "/v2.0/_ping", 403),
     ],
 )
 def test_only_what_an_engine_needs_is_let_through(guard: str, method: str, path: str, status: int) -> None:
@@ -184,6 +186,60 @@ def test_a_connection_has_one_request(guard: str) -> None:
         while piece := sock.recv(65536):
             answer += piece
     assert answer.count(b"HTTP/1.1") <= 1
+
+
+@pytest.mark.parametrize("head", ["Content-Type: text/plain", "Content-Type: application/json"])
+async def test_a_stream_that_docker_refuses_is_not_a_way_to_ask_more(
+    guard: str, dockerd: str, base: str, head: str
+) -> None:
+    """An exec of a container that is paused: Docker refuses, and would read what comes next as a request."""
+    guarded = Daemon(f"unix://{guard}")
+    name = f"smuggled-{secrets.token_hex(5)}"
+    hidden = json.dumps({"Image": base, "Labels": {"its": "own"}, "HostConfig": {"Privileged": True}}).encode()
+    async with made(guarded, base, {KIND: SANDBOX}) as ours:
+        await guarded.ask("POST", f"/containers/{ours}/start")
+        run = await guarded.ask("POST", f"/containers/{ours}/exec", body={"Cmd": ["true"]})
+        await Daemon(dockerd).ask("POST", f"/containers/{ours}/pause")
+        first = f"POST /exec/{run['Id']}/start HTTP/1.1\r\nHost: x\r\n{head}\r\nContent-Length: 2\r\n\r\n{{}}"
+        more = f"POST /containers/create?name={name} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        reader, writer = await asyncio.open_unix_connection(guard)
+        writer.write(f"{first}{more}Content-Length: {len(hidden)}\r\n\r\n".encode() + hidden)
+        answer = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        assert answer.count(b"HTTP/1.1") == 1
+        assert b" 409 " in answer.split(b"\r\n")[0]
+        with pytest.raises(NotFound):
+            await Daemon(dockerd).ask("GET", f"/containers/{name}/json")
+
+
+async def test_a_form_does_not_change_what_was_looked_at(guard: str, dockerd: str) -> None:
+    name = f"smuggled-{secrets.token_hex(5)}"
+    agent = "localhost/aenv-agent-" + "0" * 32
+    body = f"fromSrc=-&repo={name}&tag=latest".encode()
+    connection = _Connection(guard)
+    path = f"/v1.41/images/create?fromSrc=-&repo={agent}"
+    connection.request("POST", path, body, {"Content-Type": "application/x-www-form-urlencoded"})
+    connection.getresponse().read()
+    connection.close()
+    with pytest.raises(NotFound):
+        await Daemon(dockerd).ask("GET", f"/images/{name}/json")
+
+
+def test_a_runtime_that_it_was_not_told_of_is_refused(guard: str) -> None:
+    body = {"Image": NOTHING, "Labels": {KIND: SANDBOX}, "HostConfig": {**LIMITS, "Runtime": "nvidia"}}
+    assert ask(guard, "POST", "/v1.41/containers/create", body) == 403
+
+
+async def test_what_keeps_files_is_known_by_its_id(guard: str, base: str) -> None:
+    guarded = Daemon(f"unix://{guard}")
+    async with made(guarded, base, {KIND: PROJECT}) as keeper:
+        id = (await guarded.ask("GET", f"/containers/{keeper}/json"))["Id"]
+        async with made(guarded, base, {KIND: SANDBOX}, VolumesFrom=[f"{keeper}:ro"]) as sandbox:
+            found = await guarded.ask("GET", f"/containers/{sandbox}/json")
+        assert found["HostConfig"]["VolumesFrom"] == [f"{id}:ro"]
+        with pytest.raises(Forbidden):
+            async with made(guarded, base, {KIND: SANDBOX}, VolumesFrom=[f"{keeper}:ro"] * 5):
+                pass
 
 
 def test_a_container_as_an_engine_asks_for_is_let_through(guard: str) -> None:
@@ -283,7 +339,7 @@ async def test_a_stream_goes_through(guard: str, base: str) -> None:
 
 
 async def test_an_engine_lives_behind_it(
-    guard: str, dockerd: str, base: str, busybox: bytes, program: Path, home: Path
+    guard: str, dockerd: str, base: str, busybox: bytes, program: Path, home: Path, write: Any
 ) -> None:
     """Sandboxes, of a project and with a second container, found again by another engine, and gone."""
     harbour = Harbour(f"unix://{guard}", base)
@@ -292,6 +348,9 @@ async def test_an_engine_lives_behind_it(
             async with harbour.engine() as engine:
                 one = await engine.create("one", probe())
                 assert await call(one, "echo", text="here") == "here"
+                warm = await engine.create("warm", probe(write(READS), warm=True))
+                assert warm.state is State.RUNNING
+                await engine.delete("warm")
                 two = await engine.create("two", dual(image))
                 assert await run(two, "echo hello") == "hello\n"
             async with harbour.engine() as engine:

@@ -16,7 +16,7 @@ from aenv.engines.docker import containers
 from aenv.errors import Conflict, NotFound, from_wire
 from aenv.models import EnvRef, Sandbox, SandboxSpec, Second, State, Volume
 from tests.engines.docker.beside import compiled, harbour, image, inspected, program  # noqa: F401
-from tests.engines.docker.lab import TOKEN, call, eventually, of_image, over, probe, python
+from tests.engines.docker.lab import PATIENCE, TOKEN, call, eventually, of_image, over, probe, python
 from tests.engines.docker.test_second_images import busybox, musl  # noqa: F401
 
 CLEAN = """
@@ -199,7 +199,7 @@ async def test_one_that_is_deleted_while_it_begins_again_is_gone(harbour, write,
     monkeypatch.setattr(Starting, "_begin_again", told)
     async with harbour.engine() as engine:
         starting = asyncio.create_task(engine.create("one", probe(write(READS), warm=True)))
-        await again.wait()
+        await asyncio.wait_for(again.wait(), PATIENCE)
         await engine.delete("one")
         assert isinstance((await asyncio.gather(starting, return_exceptions=True))[0], Exception)
         assert await harbour.left() == []

@@ -16,6 +16,7 @@ KEEPERS, RUNNING = (PROJECT, AGENT), (SANDBOX, SECOND)
 AGENT_IMAGE = "localhost/aenv-agent-[0-9a-f]{32}"
 LOG_DRIVERS = ("json-file", "k8s-file", "local")
 NETWORKS = ("none", "bridge")
+MOST_KEEPERS = 4
 _NAME = "[A-Za-z0-9][A-Za-z0-9_.-]*"
 _OPTION = re.compile("nosuid|nodev|noexec|(uid|gid|mode|size|nr_inodes|nr_blocks)=[0-9]+k?")
 Check = Callable[[Any], bool]
@@ -117,12 +118,12 @@ _HOST: Mapping[str, Check] = {
     "CpuPeriod": _NUMBER,
     "CpuQuota": _NUMBER,
     "LogConfig": _within({"Type": _is(*LOG_DRIVERS), "Config": _within({"max-size": _TEXT})}),
-    "Runtime": _TEXT,
+    "Runtime": _TEXT,  # one that is named, see container()
     "NetworkMode": _is(*NETWORKS),
     "ReadonlyRootfs": _FLAG,
     "Tmpfs": _texts,
     "Mounts": _all(_within(_MOUNT)),
-    "VolumesFrom": _all(_matches(f"{_NAME}:ro")),
+    "VolumesFrom": lambda value: _all(_matches(f"{_NAME}:ro"))(value) and len(value) <= MOST_KEEPERS,
     "Ulimits": _all(_within(_LIMIT)),
     "StorageOpt": _within({"size": _TEXT}),
 }
@@ -141,13 +142,20 @@ _VOLUME: Mapping[str, Check] = {
 }
 
 
-def container(given: Mapping[str, Any]) -> Container:
-    """A container: in no network or on the bridge, with volumes, and without powers unless it never runs."""
+def container(given: Mapping[str, Any], runtime: str = "") -> Container:
+    """A container: in no network or on the bridge, with volumes, and without powers unless it never runs.
+
+    ``runtime`` is the one that it may have besides the daemon's own: others may give it devices.
+    """
     body = only(given, _CONTAINER, "a container")
     host = only(body.get("HostConfig") or {}, _HOST, "a container")
     powers = (host.get("CapDrop"), host.get("SecurityOpt"))
     if _marked(body) not in KEEPERS and powers != (["ALL"], ["no-new-privileges"]):
         raise Forbidden("a container that runs has no powers: CapDrop is ALL, and SecurityOpt no-new-privileges")
+    if host.get("Runtime") not in (None, "", runtime):
+        raise Forbidden(
+            f"a container may not have the runtime {str(host['Runtime'])[:100]}: the guard was not told of it"
+        )
     if not host.get("NetworkMode"):
         raise Forbidden("a container says which network it has")
     volumes = [str(mount["Source"]) for mount in host.get("Mounts") or () if "Source" in mount]

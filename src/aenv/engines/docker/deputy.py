@@ -53,6 +53,8 @@ log = logging.getLogger("aenv.engine")
 MOST_CLIENTS = 256
 MOST_TEXT = 4 * 1024 * 1024
 """Bytes of arguments and variables."""
+MOST_TEXTS = 32 * 1024 * 1024
+"""The same, of all clients together."""
 _BEGIN = 30.0
 """Seconds in which a client must have said what it wants."""
 _KILLED, _MISSING, _HIGHEST = -9, 127, 128 + 64
@@ -75,7 +77,7 @@ class _Asked:
         """Whether that was all of it."""
         if kind in self._texts:
             self._texts[kind] += data
-            if sum(map(len, self._texts.values())) > MOST_TEXT:
+            if self.size > MOST_TEXT:
                 raise No(errno.E2BIG)
         elif kind == DIRECTORY:
             self.directory = _path(data)
@@ -92,6 +94,10 @@ class _Asked:
         else:
             raise No(errno.EOPNOTSUPP if kind == TERMINAL else errno.EINVAL)
         return bool(self.kind)
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self._texts.values()))
 
     @property
     def arguments(self) -> list[str]:
@@ -112,6 +118,7 @@ class Deputy:
         self._daemon, self._container = daemon, container
         self._server: asyncio.AbstractServer | None = None
         self._clients: set[asyncio.Task[None]] = set()
+        self._asking: set[_Asked] = set()
 
     async def open(self, link: str) -> None:
         """Listen in that directory, which nobody in a container can write from now on."""
@@ -144,12 +151,24 @@ class Deputy:
 
     async def _answer(self, told: Told, writer: asyncio.StreamWriter) -> None:
         asked = _Asked()
+        self._asking.add(asked)
+        try:
+            await self._listen(asked, told)
+            await self._do(asked, told, writer)
+        finally:
+            self._asking.discard(asked)
+
+    async def _listen(self, asked: _Asked, told: Told) -> None:
+        """Hear all that a client wants."""
         try:
             async with asyncio.timeout(_BEGIN):
                 while not asked.take(*await told.next()):
-                    pass
+                    if sum(one.size for one in self._asking) > MOST_TEXTS:
+                        raise No(errno.EAGAIN)
         except TimeoutError:
             raise No(errno.ETIMEDOUT) from None
+
+    async def _do(self, asked: _Asked, told: Told, writer: asyncio.StreamWriter) -> None:
         code, timed_out = 0, False
         if asked.kind == START:
             code, timed_out = await self._command(asked, told, writer)

@@ -34,9 +34,12 @@ MOST_BODY = 4 * 1024 * 1024
 PATIENCE = 60.0
 """Seconds in which a request has come as a whole, or its next piece, where it is passed on as it comes."""
 _PIECE = 64 * 1024
-_LINE = re.compile(r"(GET|POST|PUT|DELETE) (/v1\.(?:2[4-9]|[3-9]\d))?(/[A-Za-z0-9/_.:@-]*)(?:\?(\S*))? HTTP/1\.1")
+_LINE = re.compile(r"(GET|POST|PUT|DELETE) (?:/v1\.\d+)?(/[A-Za-z0-9/_.:@-]*)(?:\?(\S*))? HTTP/1\.1")
+"""The version of the API is not passed on: older ones tell more, and let a start say what a container has."""
 _FIELD = re.compile(r"([A-Za-z0-9-]+):[ \t]*([\x20-\x7e]*)")
-_PASSED_ON = ("content-type", "x-registry-auth")
+_JSON, _ARCHIVE = "application/json", "application/x-tar"
+_CREDENTIALS = "x-registry-auth"
+_TURNED = re.compile(rb"HTTP/1\.1 101 ")
 _NAME = "([A-Za-z0-9][A-Za-z0-9_.-]*)"
 _AWAY = 5.0
 """Seconds in which whoever was refused hangs up."""
@@ -46,8 +49,6 @@ class Request(NamedTuple):
     """A request, of which the body is still to come."""
 
     method: str
-    version: str
-    """Of the API, as it stands before the path. Before 1.24, a start could say what a container has."""
     path: str
     query: dict[str, str]
     headers: dict[str, str]
@@ -61,6 +62,8 @@ class Passed(NamedTuple):
     query: Mapping[str, str]
     body: bytes | None = b""
     """None for one that is passed on as it comes."""
+    content: str = _JSON
+    """What the body is. What the engine calls it does not count: Docker would take a form for the query."""
     turns: bool = False
     """Whether the connection becomes a stream of bytes."""
 
@@ -71,8 +74,9 @@ Rule = Callable[["Guard", Request, "re.Match[str]", bytes], Awaitable[Passed]]
 class Guard:
     """The rules, and the Docker behind them."""
 
-    def __init__(self, docker: str) -> None:
-        self._daemon = Daemon(docker)
+    def __init__(self, docker: str, runtime: str = "") -> None:
+        """``runtime`` is the one that containers may have besides the daemon's own."""
+        self._daemon, self._runtime = Daemon(docker), runtime
 
     # Rules
 
@@ -105,14 +109,15 @@ class Guard:
     async def fill(self, request: Request, found: re.Match[str], body: bytes) -> Passed:
         """Bring files into a container that never runs: no other changes what a path leads to."""
         id = await self._container(found[1], *KEEPERS)
-        return Passed(f"/containers/{id}/archive", request.query, None)
+        return Passed(f"/containers/{id}/archive", request.query, None, _ARCHIVE)
 
     async def create(self, request: Request, found: re.Match[str], body: bytes) -> Passed:
-        wanted = asked.container(asked.parsed(body))
+        wanted = asked.container(asked.parsed(body), self._runtime)
         for volume in wanted.volumes:
             await self._volume(volume)
-        for container in wanted.keepers:
-            await self._container(container, *KEEPERS)
+        keepers = [await self._container(name, *KEEPERS) for name in wanted.keepers]
+        if keepers:  # by what cannot become another's name
+            wanted.body["HostConfig"]["VolumesFrom"] = [f"{id}:ro" for id in keepers]
         return Passed(request.path, request.query, json.dumps(wanted.body).encode())
 
     async def make_volume(self, request: Request, found: re.Match[str], body: bytes) -> Passed:
@@ -141,7 +146,7 @@ class Guard:
             return Passed(request.path, request.query)
         if request.query["fromSrc"] != "-" or not re.fullmatch(asked.AGENT_IMAGE, request.query.get("repo", "")):
             raise Forbidden("no image may be brought but the agent's")
-        return Passed(request.path, {**request.query, "fromImage": ""}, body)
+        return Passed(request.path, {**request.query, "fromImage": ""}, body, _ARCHIVE)
 
     async def _container(self, name: str, *kinds: str) -> str:
         """The id of a container of ours. Others do not exist."""
@@ -170,7 +175,9 @@ class Guard:
                 to_them.write(_head(request, passed))
                 if passed.body is None:
                     await _send(reader, to_them, request.size)
-                await _join(reader, writer, theirs, to_them, both=passed.turns)
+                head = await theirs.readuntil(b"\r\n\r\n") if passed.turns else b""
+                writer.write(head)
+                await _join(reader, writer, theirs, to_them, both=_TURNED.match(head) is not None)
         except AEnvError as exc:
             if isinstance(exc, Forbidden):
                 log.warning("refused: %s", exc.message)
@@ -223,6 +230,7 @@ RULES: tuple[tuple[str, str, frozenset[str], Rule], ...] = tuple(
         ("POST", f"/containers/{_NAME}(/attach)", "stream stdin", Guard.run),
         ("POST", f"/containers/{_NAME}(/kill)", "", Guard.ours),
         ("POST", f"/containers/{_NAME}(/stop)", "t", Guard.ours),
+        ("POST", f"/containers/{_NAME}(/wait)", "", Guard.ours),
         ("POST", f"/containers/{_NAME}(/rename)", "name", Guard.ours),
         ("PUT", f"/containers/{_NAME}/archive", "path", Guard.fill),
         ("DELETE", f"/containers/{_NAME}()", "force v", Guard.ours),
@@ -253,25 +261,25 @@ def _read(head: bytes) -> Request:
     size = headers.get("content-length", "0")
     if len(headers) != len(lines) or "transfer-encoding" in headers or not re.fullmatch(r"\d{1,15}", size):
         raise Forbidden("a header comes twice, or the size of the body is not told")
-    if ".." in line[3] or "//" in line[3]:
+    if ".." in line[2] or "//" in line[2]:
         raise Forbidden("the path is not plain")
     try:
-        pairs = parse_qsl(line[4] or "", keep_blank_values=True, strict_parsing=bool(line[4]), max_num_fields=20)
+        pairs = parse_qsl(line[3] or "", keep_blank_values=True, strict_parsing=bool(line[3]), max_num_fields=20)
     except ValueError as exc:
         raise Invalid(f"the query cannot be read: {exc}") from exc
     if len(dict(pairs)) != len(pairs):
         raise Forbidden("something comes twice in the query")
-    return Request(line[1], line[2] or "", line[3], dict(pairs), headers, int(size))
+    return Request(line[1], line[2], dict(pairs), headers, int(size))
 
 
 def _head(request: Request, passed: Passed) -> bytes:
     """The request as Docker gets it, with its body where that is known."""
     query = f"?{urlencode(passed.query)}" if passed.query else ""
     size = request.size if passed.body is None else len(passed.body)
-    target = f"{request.version}{passed.path}{query}"
-    lines = [f"{request.method} {target} HTTP/1.1", "Host: docker", f"Content-Length: {size}"]
-    lines += [f"{name}: {value}" for name, value in request.headers.items() if name in _PASSED_ON]
-    lines += ["Connection: Upgrade", "Upgrade: tcp"] if passed.turns else ["Connection: close"]
+    lines = [f"{request.method} {passed.path}{query} HTTP/1.1", "Host: docker", f"Content-Length: {size}"]
+    lines += [f"Content-Type: {passed.content}"] if size else []
+    lines += [f"{_CREDENTIALS}: {request.headers[_CREDENTIALS]}"] if _CREDENTIALS in request.headers else []
+    lines += ["Connection: close, Upgrade", "Upgrade: tcp"] if passed.turns else ["Connection: close"]
     return "\r\n".join((*lines, "", "")).encode() + (passed.body or b"")
 
 
@@ -336,11 +344,11 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ex
                 pass
 
 
-async def listen(path: Path, docker: str) -> asyncio.AbstractServer:
+async def listen(path: Path, docker: str, runtime: str = "") -> asyncio.AbstractServer:
     """Guard a Docker, at a socket that whoever sees it may use."""
     with suppress(FileNotFoundError):
         os.unlink(path)
-    server = await asyncio.start_unix_server(Guard(docker).serve, str(path), limit=MOST_HEAD, backlog=1024)
+    server = await asyncio.start_unix_server(Guard(docker, runtime).serve, str(path), limit=MOST_HEAD, backlog=1024)
     os.chmod(path, 0o666)  # noqa: S103
     return server
 
@@ -349,11 +357,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m aenv.engines.docker.guard", description=__doc__)
     parser.add_argument("socket", type=Path, help="where to listen")
     parser.add_argument("--docker", default=SOCKETS[0], help="the socket of Docker")
+    parser.add_argument("--runtime", default="", help="one of Docker's that containers may have, such as runsc")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
 
     async def run() -> None:
-        server = await listen(given.socket, given.docker)
+        server = await listen(given.socket, given.docker, given.runtime)
         log.info("guarding %s at %s", given.docker, given.socket)
         over = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):  # the first process of a container ends by no other
