@@ -260,11 +260,13 @@ async def test_what_waits_can_be_deleted_and_is_over_in_time(platform: Platform)
     async def over() -> bool:
         return await used(platform.store) == (1, 0)
 
+    async def told(which: Instance, words: str) -> bool:
+        found = await get(platform, which)
+        return found.status == "Terminated" and words in found.reason
+
     await until(over, "the end of both")
-    assert "was not heard of for 1 s" in (await get(platform, left)).reason
-    ended = await get(platform, late)
-    assert ended.status == "Terminated"
-    assert "waited in the queue" in ended.reason
+    await until(lambda: told(left, "was not heard of for 1 s"), "the reason of the one that nobody asked for")
+    await until(lambda: told(late, "waited in the queue"), "the reason of the one that waited too long")
     await until(lambda: len(platform.instances.lives.queue) == 0, "an empty queue")
     await agrees(platform.store)
 

@@ -14,7 +14,6 @@ import pytest
 from aenv import http
 from aenv.engines import inside
 from aenv.engines.docker import doors, starting
-from aenv.engines.docker import second as seconds
 from aenv.engines.docker.containers import name as container
 from aenv.engines.docker.engine import DockerEngine
 from aenv.errors import SandboxLost
@@ -53,11 +52,12 @@ LISTEN = (
 WELL = r"b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}'"
 
 
-async def mounted(harbour: Harbour, name: str) -> dict[str, str]:  # noqa: F811
-    """What is where in a container that runs, and of which kind: of two at a place, the one on top."""
-    found = await harbour.daemon.ask("GET", f"/containers/{name}/json")
-    lines = Path(f"/proc/{found['State']['Pid']}/mountinfo").read_text().splitlines()
-    return {line.split()[4]: line.partition(" - ")[2].split()[0] for line in lines}
+LOOK = ("cat", "/proc/self/mountinfo")
+
+
+def mounted(text: str) -> dict[str, str]:
+    """What is where in a container, and of which kind: of two at a place, the one on top."""
+    return {line.split()[4]: line.partition(" - ")[2].split()[0] for line in text.splitlines()}
 
 
 # What an image asks of the daemon
@@ -81,7 +81,7 @@ async def greedy(harbour: Harbour) -> AsyncIterator[str]:  # noqa: F811
 async def test_the_volumes_of_an_image_are_bounded(harbour: Harbour) -> None:  # noqa: F811
     async with greedy(harbour) as name, harbour.engine() as engine:
         made = await engine.create("one", of_image(name, resources={"memory": "256Mi", "ephemeralStorage": "16Mi"}))
-        kinds = await mounted(harbour, container(harbour.state, "one"))
+        kinds = mounted((await harbour.run(engine, "one", *LOOK))[1])
         assert [kinds[place] for place in ("/data", "/var/lib/more", "/work", "/odd")] == ["tmpfs"] * 4
         code, text = await harbour.run(engine, "one", "python3", "-c", FILL, "/data", "/work", "/tmp")
         assert (code, text.split()) == (0, ["/data", "ENOSPC", "/work", "ENOSPC", "/tmp", "ENOSPC"])
@@ -96,7 +96,7 @@ async def test_the_volumes_of_an_image_are_bounded(harbour: Harbour) -> None:  #
 async def test_those_of_a_second_one_too(harbour: Harbour, program: Path) -> None:  # noqa: F811
     async with greedy(harbour) as name, harbour.engine() as engine:
         made = await engine.create("one", dual(name, resources={"memory": "512Mi", "ephemeralStorage": "16Mi"}))
-        kinds = await mounted(harbour, seconds.name(harbour.state, "one"))
+        kinds = mounted(await run(made, list(LOOK)))
         assert [kinds[place] for place in ("/data", "/var/lib/more", "/work", "/odd")] == ["tmpfs"] * 4
         printed = await run(made, ["python3", "-c", FILL, "/data", "/tmp", "/shared"], timeout=60)
         assert printed.split() == ["/data", "ENOSPC", "/tmp", "ENOSPC", "/shared", "ENOSPC"]
@@ -114,7 +114,7 @@ async def test_who_fills_all_that_is_in_memory_lives_on(harbour: Harbour) -> Non
         code, text = await harbour.run(engine, "one", "python3", "-c", FILL, *places)
         assert (code, text.split()) == (0, [word for place in places for word in (place, "ENOSPC")])
         assert await call(made, "echo", text="x") == "x"
-        kinds = await mounted(harbour, container(harbour.state, "one"))
+        kinds = mounted((await harbour.run(engine, "one", *LOOK))[1])
         sizes = [f"test -d {one} -a -w {one} && df -k --output=size {one} | tail -1 || echo 0" for one in kinds]
         _, text = await harbour.run(engine, "one", "sh", "-c", "\n".join(sizes))
         assert sum(map(int, text.split())) <= 200 * 1024

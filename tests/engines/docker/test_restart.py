@@ -71,9 +71,8 @@ async def test_what_the_daemon_lets_live_is_found_well(dockerd, home):
     options = ("--live-restore",)
     async with own_daemon(dockerd, *options) as (ground, harbour), harbour.engine() as engine:
         made = await engine.create("one", probe())
-        before = engine._host._outlook.process
+        before = engine._host._outlook.pid
         ground.kill("docker")
-        await http.close()  # so that it must be reached anew
         assert await call(made, "echo", text="alone") == "alone"
         with pytest.raises(NetworkError):
             await engine.create("two", probe())
@@ -83,7 +82,7 @@ async def test_what_the_daemon_lets_live_is_found_well(dockerd, home):
         assert (await engine.exec("one", ["true"])).returncode == 0
 
         async def seen() -> bool:
-            return engine._host._outlook.process != before
+            return engine._host._outlook.pid != before
 
         async def answers() -> bool:
             with suppress(NetworkError):

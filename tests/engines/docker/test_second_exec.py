@@ -61,7 +61,7 @@ async def test_nothing_of_the_engine_is_in_it(harbour: Harbour, image: str) -> N
     async with harbour.engine() as engine:
         made = await engine.create("one", dual(image))
         text = await run(made, "cat /proc/mounts; env; cat /proc/self/status")
-        assert "/aenv" not in text
+        assert " /aenv" not in text
         assert "AENV" not in text
         assert "COLOUR=red" in text
         assert re.search(r"NoNewPrivs:\s1\n", text)

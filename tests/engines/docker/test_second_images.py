@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import tarfile
 from collections.abc import AsyncIterator, Mapping
@@ -91,6 +92,14 @@ def musl(tmp_path: Path) -> bytes:
     return _tar({**found, f"lib/{libraries[0].name}": libraries[0].resolve().read_bytes()})
 
 
+def answers(path: Path) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket(socket.AF_UNIX) as sock, suppress(OSError):
+        sock.connect(str(path))
+        return True
+    return False
+
+
 @asynccontextmanager
 async def second(address: str, image: bytes, program: Path, **host: Any) -> AsyncIterator[tuple[Daemon, str, Second]]:
     """A container of that image, whose first process is the agent, and what speaks to it from another container's
@@ -128,12 +137,11 @@ async def second(address: str, image: bytes, program: Path, **host: Any) -> Asyn
         }
         made = await daemon.ask("POST", "/containers/create", query={"name": name}, body=body)
         await daemon.ask("POST", f"/containers/{made['Id']}/start")
-        path = link / "second.sock"
-        await until(path.exists, "the agent's socket")
         # The path of a socket is short, and a volume's is not.
         short = Path("/tmp", name[-12:])
         short.symlink_to(link)
         try:
+            await until(lambda: answers(short / "second.sock"), "the agent")
             yield daemon, made["Id"], Second(str(short / "second.sock"))
         finally:
             short.unlink()

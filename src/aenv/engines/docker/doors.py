@@ -16,6 +16,7 @@ import stat
 import struct
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from aenv.engines.docker.containers import DOOR, ENGINE, ID, KIND, SOCKET, SOCKETS, USER
 from aenv.engines.docker.daemon import About, Daemon
@@ -38,27 +39,20 @@ SET_FLAGS, _IMMUTABLE = 0x40086602, struct.pack("l", 0x10)
 """Linux: nobody changes a directory with that flag, not even root, who must have a power of its own to take it off."""
 
 
-class Outlook:
-    """How this process sees the files of a daemon.
+class Outlook(NamedTuple):
+    """How this process sees the files of a daemon: as its own, where both have the same mounts, else through the
+    daemon's root."""
 
-    As its own, where both have the same mounts; else through the daemon's root, which is held: a daemon that is gone
-    leaves its mounts to its containers, and the number of its process to anybody.
-    """
+    pid: int
+    began: int
+    """When the daemon's process did: another may have its number later."""
+    before: str
+    """What stands before a path of the daemon's."""
 
-    def __init__(self, pid: int) -> None:
-        self.process = (pid, start_time(pid))
-        """Who the daemon is."""
-        self.before = ""
-        """What stands before a path of the daemon's."""
-        self._root = -1
-        if os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
-            self._root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            self.before = f"/proc/{os.getpid()}/fd/{self._root}"
-
-    def close(self) -> None:
-        if self._root >= 0:
-            os.close(self._root)
-            self._root = -1
+    @property
+    def holds(self) -> bool:
+        """Whether the daemon is still that process, where it matters."""
+        return not self.before or start_time(self.pid) == self.began
 
 
 def outlook(daemon: Daemon, about: About) -> Outlook | None:
@@ -70,13 +64,12 @@ def outlook(daemon: Daemon, about: About) -> Outlook | None:
             sock.settimeout(_MOMENT)
             sock.connect(daemon.base.removeprefix("unix:"))
             credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        found = Outlook(_CREDENTIALS.unpack(credentials)[0])
+        pid = _CREDENTIALS.unpack(credentials)[0]
+        apart = os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
     except OSError:  # it is in another process namespace, or behind somebody who passes on
         return None
-    if os.path.isdir(found.before + about.root):
-        return found
-    found.close()
-    return None
+    found = Outlook(pid, start_time(pid), f"/proc/{pid}/root" if apart else "")
+    return found if os.path.isdir(found.before + about.root) else None
 
 
 async def make_volume(daemon: Daemon, name: str, engine: str, id: str) -> str:

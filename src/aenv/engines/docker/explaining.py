@@ -77,11 +77,7 @@ def _runtimes(daemon: Daemon, info: Mapping[str, Any]) -> Row:
 
 
 def _network(daemon: Daemon, about: About) -> Row:
-    seen = outlook(daemon, about)
-    ways = ["none"]
-    if seen is not None:
-        seen.close()
-        ways.append("lists of hosts")
+    ways = ["none", *(["lists of hosts"] if outlook(daemon, about) is not None else [])]
     if "bridge" in about.networks:
         return Row("docker: network", "ok", ", ".join([*ways, "full by a bridge"]))
     detail = f"{', '.join(ways)}; not full: the daemon has no bridge"

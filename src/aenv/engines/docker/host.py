@@ -44,7 +44,6 @@ class Host:
         self.projects = Projects(daemon)
         self.seconds = beside.Seconds(daemon, about, site)
         self._outlook = doors.outlook(daemon, about)
-        self._outlooks = [self._outlook]
         self.storage = Storage(daemon, site.engine, self.seen)
         self.exits = Exits(self.inspect, self.seen)
         self._watch: Watch | None = None
@@ -79,9 +78,6 @@ class Host:
         if self._watch is not None:
             await self._watch.close()
         await self.exits.close()
-        for one in self._outlooks:
-            if one is not None:
-                one.close()
         self.keeping.close()
 
     # Containers
@@ -236,16 +232,11 @@ class Host:
 
     def seen(self, path: str) -> str:
         """Where this process finds what the daemon has at that path; empty when it sees nothing of the daemon's."""
-        return self._outlook.before + path if path and self._outlook is not None else ""
+        return self._outlook.before + path if path and self._outlook is not None and self._outlook.holds else ""
 
     def _look_out(self) -> None:
-        """Another process may be the daemon by now. What was seen through the one before stays where it was seen."""
-        found = doors.outlook(self.daemon, self.about)
-        if found is not None and self._outlook is not None and found.process == self._outlook.process:
-            found.close()
-        else:
-            self._outlook = found
-            self._outlooks.append(found)
+        """Another process may be the daemon by now."""
+        self._outlook = doors.outlook(self.daemon, self.about)
 
     def check_data(self, path: str) -> None:
         """Refuse data that is not there, where that can be seen: some daemons would make the directory."""

@@ -262,10 +262,11 @@ class Starting:
         await self.arrive(found=True)
 
     async def open_again(self) -> None:
-        """Reach it by a tunnel, where its socket is not to be seen any more: a daemon that starts while its containers
-        live shows new volumes in the place of those that are in memory."""
-        if self._live.door and not self._host.keeping.socket(self._live.id).is_socket():
-            self._live.door = ""
+        """Find its socket again where the link to it leads nowhere, or reach it by a tunnel: a daemon that starts while
+        its containers live shows new volumes in the place of those that are in memory."""
+        host, live = self._host, self._live
+        if live.door and not host.keeping.socket(live.id).is_socket():
+            live.door = host.seen(containers.mount_source(await host.inspect(live.container), containers.DOOR))
             await self._open_door(found=True)
 
     async def arrive(self, *, found: bool = False) -> None:
