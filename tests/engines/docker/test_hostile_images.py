@@ -49,7 +49,7 @@ LISTEN = (
     "server.bind('/run/aenv/runtime.sock')",
     "server.listen(100)",
 )
-WELL = r"b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}'"
+WELL = r"b'HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}'"
 
 
 LOOK = ("cat", "/proc/self/mountinfo")
