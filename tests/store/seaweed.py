@@ -6,11 +6,10 @@ import asyncio
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -51,31 +50,9 @@ class Bucket:
         return BucketBlobs(Address(BUCKET, f"{prefix}/" if prefix else "", self.endpoint, "us-east-1"), keys)
 
 
-def make_bucket(server: Bucket) -> None:
-    """Make the bucket; back when the server can keep something there."""
-
-    async def content() -> AsyncIterator[bytes]:
-        yield b"something"
-
-    async def make() -> None:
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                assert (await server.blobs()._ask("PUT", "")).status in (200, 409, 500, 503)
-                await server.blobs("first").put(content(), most=100)
-            except AEnvError:
-                if time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(0.1)
-            else:
-                return
-
-    asyncio.run(make())
-
-
 @contextmanager
 def seaweed(folder: Path) -> Iterator[Bucket]:
-    """A server that runs until the block ends."""
+    """A server that runs until the block ends, with its bucket."""
     identity = {
         "name": "tests",
         "credentials": [{"accessKey": KEYS.access, "secretKey": KEYS.secret}],
@@ -94,8 +71,8 @@ def seaweed(folder: Path) -> Iterator[Bucket]:
                 env={**os.environ, "HOME": str(folder)},
             )
         try:
-            if _listens(process, port):
-                yield Bucket(port)
+            if _keeps(process, server := Bucket(port)):
+                yield server
                 return
         finally:
             process.kill()
@@ -118,13 +95,20 @@ def _command(data: Path, config: Path, port: int) -> list[str]:
     ]
 
 
-def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
-    """Whether it does, and does not end: one of its ports may be taken."""
-    deadline = time.monotonic() + PATIENCE
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            with socket.create_connection(("127.0.0.1", port), 5):
+def _keeps(process: subprocess.Popen[bytes], server: Bucket) -> bool:
+    """Whether it has the bucket and can keep something there. It ends when one of its ports is another's already."""
+
+    async def content() -> AsyncIterator[bytes]:
+        yield b"something"
+
+    async def make() -> bool:
+        deadline = time.monotonic() + PATIENCE
+        while process.poll() is None and time.monotonic() < deadline:
+            with suppress(AEnvError):
+                assert (await server.blobs()._ask("PUT", "")).status in (200, 409, 500, 503)
+                await server.blobs("first").put(content(), most=100)
                 return True
-        except OSError:
-            time.sleep(0.05)
-    return False
+            await asyncio.sleep(0.1)
+        return False
+
+    return asyncio.run(make())

@@ -19,7 +19,7 @@ from aenv.store import blobs as folders
 from aenv.store import bucket as buckets
 from aenv.store.blobs import Blobs, Damaged, FileBlobs, open_blobs
 from aenv.store.bucket import BucketBlobs, Keys, authorize
-from tests.store.seaweed import KEYS, Bucket, make_bucket, seaweed
+from tests.store.seaweed import KEYS, Bucket, seaweed
 from tests.store.servers import free_port
 
 MOST = 10_000_000
@@ -47,7 +47,6 @@ async def digests(blobs: Blobs) -> set[str]:
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
     with seaweed(tmp_path_factory.mktemp("seaweed")) as found:
-        make_bucket(found)
         yield found
 
 
