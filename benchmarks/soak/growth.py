@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from benchmarks.processes import resident_mb
 
-WARM_UP = 0.2
+WARM_UP = 0.4
 """Share of the time after which a process has grown to its size."""
 MOST = 1.25
 _ESTABLISHED, _LISTENS = "01", "0A"
