@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -60,8 +64,6 @@ async def call(sandbox: Sandbox, tool: str, **arguments: Any) -> Any:
 
 async def eventually(what: str, look: Callable[[], Awaitable[T]], patience: float = PATIENCE) -> T:
     """What ``look`` finds, once it is something. ``what`` is told when it never is."""
-    import asyncio
-
     deadline = time.monotonic() + patience
     while True:
         if found := await look():
@@ -168,3 +170,37 @@ async def own_daemon(
 def python(*lines: str) -> Sequence[str]:
     """A command that runs these lines."""
     return ("python3", "-c", "\n".join(lines))
+
+
+async def killed(harbour: Harbour, home: Path, spec: str) -> str:
+    """The name of an engine without a state that made the sandbox ``one`` in another process, and was killed then.
+    ``spec`` is what that process evaluates."""
+    script = f"""
+        import asyncio
+        from aenv.engines.docker.engine import DockerEngine
+        from tests.engines.docker.beside import dual
+        from tests.engines.docker.lab import of_image, probe
+
+        async def main():
+            engine = DockerEngine(address={harbour.address!r}, base_image={harbour.base_image!r})
+            await engine.create("one", {spec})
+            print(engine._engine, flush=True)
+            await asyncio.sleep(3600)
+
+        asyncio.run(main())
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "AENV_HOME": str(home)},
+        cwd=Path(__file__).parents[3],
+    )
+    assert process.stdout is not None
+    try:
+        name = (await asyncio.to_thread(process.stdout.readline)).decode().strip()
+        assert name.startswith("_")
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    return name

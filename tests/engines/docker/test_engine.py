@@ -6,11 +6,7 @@ import asyncio
 import fcntl
 import os
 import re
-import signal
 import socket
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -24,7 +20,7 @@ from aenv.engines.docker.doors import seal
 from aenv.engines.docker.engine import DockerEngine
 from aenv.errors import Conflict, Invalid, NetworkError, NotFound, SandboxLost, StartFailed, Unsupported
 from aenv.models import State
-from tests.engines.docker.lab import Harbour, call, eventually, of_image, over, probe, python
+from tests.engines.docker.lab import Harbour, call, eventually, killed, of_image, over, probe, python
 
 NAP = "import time\ntime.sleep(3600)"
 
@@ -393,32 +389,7 @@ async def _nothing(harbour: Harbour, label: str | None = None) -> bool:
 
 
 async def test_what_a_killed_process_left_is_removed(harbour, home):
-    script = f"""
-        import asyncio, sys
-        from aenv.engines.docker.engine import DockerEngine
-        from tests.engines.docker.lab import probe
-
-        async def main():
-            engine = DockerEngine(address={harbour.address!r}, base_image={harbour.base_image!r})
-            await engine.create("one", probe())
-            print(engine._engine, flush=True)
-            await asyncio.sleep(3600)
-
-        asyncio.run(main())
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "AENV_HOME": str(home)},
-        cwd=Path(__file__).parents[3],
-    )
-    try:
-        name = (await asyncio.to_thread(process.stdout.readline)).decode().strip()
-        assert name.startswith("_")
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+    name = await killed(harbour, home, "probe()")
     label = f"aenv.engine={name}"
 
     async def stopped() -> bool:

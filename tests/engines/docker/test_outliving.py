@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +12,7 @@ from aenv.engines.docker import sweeping
 from aenv.engines.docker.containers import PROCESS
 from aenv.engines.docker.keeping import is_dead
 from tests.engines.docker.beside import harbour  # noqa: F401
-from tests.engines.docker.lab import Harbour, eventually, python
+from tests.engines.docker.lab import Harbour, eventually, killed, python
 
 DEAF = (
     "import os",
@@ -35,33 +29,7 @@ DEAF = (
 async def outlived(harbour: Harbour, home: Path) -> AsyncIterator[str]:  # noqa: F811
     """The name of an engine in that home that was killed, and whose one container runs on."""
     async with harbour.image(*python(*DEAF)) as image:
-        script = f"""
-            import asyncio
-            from aenv.engines.docker.engine import DockerEngine
-            from tests.engines.docker.lab import of_image
-
-            async def main():
-                engine = DockerEngine(address={harbour.address!r})
-                await engine.create("one", of_image({image!r}))
-                print(engine._engine, flush=True)
-                await asyncio.sleep(3600)
-
-            asyncio.run(main())
-        """
-        process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(script)],
-            stdout=subprocess.PIPE,
-            env={**os.environ, "AENV_HOME": str(home)},
-            cwd=Path(__file__).parents[3],
-        )
-        assert process.stdout is not None
-        try:
-            name = (await asyncio.to_thread(process.stdout.readline)).decode().strip()
-            assert name.startswith("_")
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            process.stdout.close()
+        name = await killed(harbour, home, f"of_image({image!r})")
         container = f"aenv-{name}-one"
         try:
             found = await harbour.daemon.ask("GET", f"/containers/{container}/json")

@@ -4,12 +4,7 @@ what is left."""
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -37,7 +32,7 @@ from tests.engines.docker.beside import (
     program,
     run,
 )
-from tests.engines.docker.lab import Harbour, call, eventually, of_image, over, probe, python
+from tests.engines.docker.lab import Harbour, call, eventually, killed, of_image, over, probe, python
 
 __all__ = ["busybox", "compiled", "harbour", "image", "musl", "program"]
 
@@ -291,33 +286,7 @@ async def test_found_again(harbour: Harbour, image: str) -> None:
 
 
 async def test_both_end_with_a_process_that_is_killed(harbour: Harbour, image: str, home: Path) -> None:
-    script = f"""
-        import asyncio
-        from aenv.engines.docker.engine import DockerEngine
-        from tests.engines.docker.test_second import dual
-
-        async def main():
-            engine = DockerEngine(address={harbour.address!r}, base_image={harbour.base_image!r})
-            await engine.create("one", dual({image!r}))
-            print(engine._engine, flush=True)
-            await asyncio.sleep(3600)
-
-        asyncio.run(main())
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "AENV_HOME": str(home)},
-        cwd=Path(__file__).parents[3],
-    )
-    assert process.stdout is not None
-    try:
-        name = (await asyncio.to_thread(process.stdout.readline)).decode().strip()
-        assert name.startswith("_")
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+    name = await killed(harbour, home, f"dual({image!r})")
     for container in (f"aenv-{name}-one", module.name(name, "one")):
 
         async def stopped(container: str = container) -> bool:
