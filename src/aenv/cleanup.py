@@ -8,16 +8,15 @@ from typing import Any
 
 
 async def finish(work: Coroutine[Any, Any, None]) -> None:
-    """Run ``work`` to its end. A cancellation that comes in between is raised afterwards."""
+    """Run ``work`` to its end. A cancellation that comes in between is raised afterwards, also when ``work`` fails:
+    whoever cancels waits for nothing else."""
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
-            await asyncio.shield(task)
+            await asyncio.wait((task,))
         except asyncio.CancelledError as exc:
-            if task.cancelled():
-                raise
             cancelled = exc
-    task.result()
     if cancelled is not None:
-        raise cancelled
+        raise cancelled from (None if task.cancelled() else task.exception())
+    task.result()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from aenv.engines.docker import doors
 from aenv.errors import AEnvError, Conflict, StartFailed
 from aenv.models import Sandbox, State
 from tests.engines.docker.beside import (  # noqa: F401
@@ -156,6 +157,29 @@ async def test_an_engine_that_closes_while_one_starts(harbour):  # noqa: F811
 
     await eventually("its container", made)
     await engine.close()
+    with pytest.raises(StartFailed, match="removed while it started: its engine was closed"):
+        await starting
+    assert await harbour.left() == []
+
+
+async def test_an_engine_that_closes_while_a_start_fails(harbour, monkeypatch):  # noqa: F811
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def refuse(*_: object) -> str:
+        begun.set()
+        await go_on.wait()
+        raise StartFailed("no volume is to be had")
+
+    monkeypatch.setattr(doors, "make_volume", refuse)
+    engine = harbour.engine()
+    starting = asyncio.create_task(engine.create("one", probe()))
+    await begun.wait()
+    closing = asyncio.create_task(engine.close())
+    while engine._live["one"].ending is None:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the start is cancelled by now
+    go_on.set()
+    await closing
     with pytest.raises(StartFailed, match="removed while it started: its engine was closed"):
         await starting
     assert await harbour.left() == []

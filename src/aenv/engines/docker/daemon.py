@@ -227,6 +227,18 @@ class Daemon:
         except (ValueError, RecursionError) as exc:
             raise NetworkError(f"{self.shown} answered {method} {path} with what is not JSON", hint=HINT) from exc
 
+    async def make_volume(self, name: str, driver: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, Any]:
+        """A volume of that name, as the daemon describes it: the one that there is, whatever that is, before a new
+        one."""
+        body = {"Name": name, "Driver": "local", "DriverOpts": driver, "Labels": labels}
+        try:
+            made = await self.ask("POST", "/volumes/create", body=body)
+        except SandboxError as exc:  # Podman, when two ask for the same at once
+            if "volume already exists" not in exc.message:
+                raise
+            made = await self.ask("GET", f"/volumes/{name}")
+        return made or {}
+
     async def put(
         self, path: str, *, query: Mapping[str, Any] | None = None, content: bytes, timeout: float = 60.0
     ) -> None:

@@ -77,8 +77,7 @@ async def make_volume(daemon: Daemon, name: str, engine: str, id: str) -> str:
     options = f"uid={USER},gid={USER},mode=0700,nr_inodes={_INODES},nr_blocks={_INODES}"  # a size is Podman's quota
     driver = {"type": "tmpfs", "device": "tmpfs", "o": options}
     labels = {ENGINE: engine, ID: id, KIND: SOCKETS}
-    body = {"Name": name, "Driver": "local", "DriverOpts": driver, "Labels": labels}
-    made = await daemon.ask("POST", "/volumes/create", body=body) or {}
+    made = await daemon.make_volume(name, driver, labels)
     if made.get("Labels") != labels:  # a daemon gives what it has of that name, whatever it is
         hint = "remove that volume, or use another id"
         raise Conflict(f"the name {name} is taken by a volume that is none of this engine's", hint=hint)

@@ -163,8 +163,7 @@ class Seconds:
         for volume, options in zip(beside.shares, (small, large), strict=True):
             driver = {"type": "tmpfs", "device": "tmpfs", "o": options}
             labels = {ENGINE: self._site.engine, ID: beside.id, KIND: SHARES}
-            asked = {"Name": volume, "Driver": "local", "DriverOpts": driver, "Labels": labels}
-            await self._daemon.ask("POST", "/volumes/create", body=asked)
+            await self._daemon.make_volume(volume, driver, labels)
 
     async def make(self, beside: Beside, spec: SandboxSpec, image: Image, network: str, *, near: bool) -> None:
         """Make it, of an image that is there. ``near``: the engine can stand in for an agent that is not to be had."""

@@ -63,8 +63,7 @@ class Storage:
                 raise StartFailed(f"the volume {held.name!r} cannot be had: {exc.strerror or exc}") from exc
             driver = {"type": loops.KIND, "device": device, "o": "nosuid,nodev,discard"}
             labels = {ENGINE: self._engine, ID: id, KIND: STORAGE}
-            body = {"Name": name, "Driver": "local", "DriverOpts": driver, "Labels": labels}
-            found: dict[str, Any] = await self._daemon.ask("POST", "/volumes/create", body=body) or {}
+            found = await self._daemon.make_volume(name, driver, labels)
             self._places[str(held.image)] = self._seen(str(found.get("Mountpoint") or ""))
             made.append((name, held.mount))
         return made
