@@ -15,7 +15,7 @@ from msgspec import Struct
 from aenv.engines import egress
 from aenv.engines.docker.images import Image
 from aenv.engines.egress import clients
-from aenv.errors import AEnvError, Invalid, NotFound
+from aenv.errors import Invalid
 from aenv.models import SandboxSpec
 from aenv.project.fields import quantity
 
@@ -418,11 +418,6 @@ def ended(inspected: Mapping[str, Any]) -> Ended | None:
 def is_going(inspected: Mapping[str, Any]) -> bool:
     """Whether it is being removed."""
     return (inspected.get("State") or {}).get("Status") == "removing"
-
-
-def is_unknown(exc: AEnvError) -> bool:
-    """Whether a daemon means that there is no such container. Podman says so otherwise while it removes one."""
-    return isinstance(exc, NotFound) or "no such container" in exc.message.lower()
 
 
 def moment(text: str) -> float:

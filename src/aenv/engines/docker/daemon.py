@@ -227,6 +227,16 @@ class Daemon:
         except (ValueError, RecursionError) as exc:
             raise NetworkError(f"{self.shown} answered {method} {path} with what is not JSON", hint=HINT) from exc
 
+    async def inspect(self, container: str) -> dict[str, Any]:
+        """What it knows of a container; ``NotFound`` also of one that it is removing, which Podman tells otherwise."""
+        try:
+            found = await self.ask("GET", f"/containers/{container}/json")
+        except AEnvError as exc:
+            if not is_unknown(exc):
+                raise
+            raise NotFound(exc.message) from exc
+        return found if isinstance(found, dict) else {}
+
     async def make_volume(self, name: str, driver: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, Any]:
         """A volume of that name, as the daemon describes it: the one that there is, whatever that is, before a new
         one."""
@@ -392,6 +402,11 @@ def failure(line: Mapping[str, Any]) -> str:
     detail = line.get("errorDetail")
     told = detail.get("message") if isinstance(detail, Mapping) else None
     return str(told or line.get("error") or "").strip()
+
+
+def is_unknown(exc: AEnvError) -> bool:
+    """Whether a daemon means that there is no such container. Podman says so otherwise while it removes one."""
+    return isinstance(exc, NotFound) or "no such container" in exc.message.lower()
 
 
 def full(message: str) -> bool:

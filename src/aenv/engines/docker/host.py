@@ -14,7 +14,7 @@ from aenv.engines.base import Used
 from aenv.engines.docker import containers, doors, keeping, sweeping
 from aenv.engines.docker import second as beside
 from aenv.engines.docker.containers import ENGINE, KIND, SANDBOX, Site, short
-from aenv.engines.docker.daemon import About, Daemon
+from aenv.engines.docker.daemon import About, Daemon, is_unknown
 from aenv.engines.docker.exits import Exits
 from aenv.engines.docker.keeping import Keeping
 from aenv.engines.docker.live import Live
@@ -89,8 +89,8 @@ class Host:
         return [row for row in found or () if isinstance(row, dict) and isinstance(row.get("Labels"), dict)]
 
     async def inspect(self, container: str) -> dict[str, Any]:
-        found = await self.daemon.ask("GET", f"/containers/{container}/json")
-        if not isinstance(found, dict) or not isinstance(found.get("Config"), dict):
+        found = await self.daemon.inspect(container)
+        if not isinstance(found.get("Config"), dict):
             raise SandboxLost(f"the daemon describes {container} in a way nobody understands")
         return found
 
@@ -165,7 +165,7 @@ class Host:
             except NotFound:
                 return
             except AEnvError as exc:
-                if not isinstance(exc, Conflict) and not containers.is_unknown(exc):  # then somebody else removes it
+                if not isinstance(exc, Conflict) and not is_unknown(exc):  # then somebody else removes it
                     raise
                 if time.monotonic() > deadline:
                     raise SandboxError(f"{container} could not be removed: {exc.message}") from exc
@@ -176,9 +176,9 @@ class Host:
         """Whether it ended well, and the reason."""
         try:
             found = await self.inspect(live.container)
+        except NotFound:
+            return False, _REMOVED
         except AEnvError as exc:
-            if containers.is_unknown(exc):
-                return False, _REMOVED
             return False, f"the daemon does not say how it ended: {exc.message}"
         ended = containers.ended(found)
         if containers.is_going(found):

@@ -49,7 +49,7 @@ class Keepers:
 
     async def is_there(self, name: str) -> bool:
         try:
-            await self._daemon.ask("GET", f"/containers/{name}/json")
+            await self._daemon.inspect(name)
         except NotFound:
             return False
         return True

@@ -231,9 +231,9 @@ class Seconds:
         """Why it does not run any more; empty while it does, or has not begun to."""
         try:
             found = await self._inspect(beside)
+        except NotFound:
+            return _REMOVED
         except AEnvError as exc:
-            if containers.is_unknown(exc):
-                return _REMOVED
             return f"the daemon does not say how it is with {WHO}: {exc.message}"
         if containers.is_going(found):
             return _REMOVED
@@ -269,7 +269,7 @@ class Seconds:
             await doors.remove_volume(self._daemon, volume, self._site.engine)
 
     async def _inspect(self, beside: Beside) -> dict[str, Any]:
-        return dict(await self._daemon.ask("GET", f"/containers/{beside.container}/json") or {})
+        return await self._daemon.inspect(beside.container)
 
     async def _printed(self, beside: Beside) -> bytes:
         path, query = f"/containers/{beside.container}/logs", {"stdout": "1", "stderr": "1"}

@@ -126,7 +126,7 @@ async def _why(daemon: Daemon, row: Row, dead: frozenset[str], now: float) -> st
         return "its time is over, and what was to end it is gone" if _overdue(engine, row["Labels"], now) else ""
     since = float(row.get("Created") or now)
     with suppress(NotFound):
-        found = await daemon.ask("GET", f"/containers/{row['Id']}/json")
+        found = await daemon.inspect(row["Id"])
         if containers.ended(found) is not None:
             since = _moment((found.get("State") or {}).get("FinishedAt"), now)
         return "it does not run, and nobody came for it" if since < now - OVER else ""
