@@ -168,6 +168,9 @@ async def test_a_replica_that_dies_is_replaced(here: House) -> None:
     again = await here.once(made.id, lambda found: found.available_replicas == 2, "another one")
     assert other in ready(again)
     assert [member.restarts for member in again.members if member.id != other] == [1]
+    assert killed in here.engine.sandboxes, "what it printed is kept"
+    await here.services.delete(ALICE, made.id)
+    await until(lambda: not here.engine.sandboxes, "the end of what was kept")
 
 
 async def test_what_is_unwell_gets_no_calls_and_is_started_again(here: House) -> None:

@@ -98,6 +98,8 @@ class Keeper:
         self._health = health.Health()
         self._lost: set[str] = set()
         """Replicas that are over, which the record does not say yet."""
+        self._dead: set[str] = set()
+        """Replicas that ended by themselves. The engine may keep them for a while, to be read."""
         self._departures: dict[str, asyncio.Task[None]] = {}
         self._quiet: set[str] = set()
         """Those that leave, and are to take no calls of their sessions any more."""
@@ -327,6 +329,7 @@ class Keeper:
             failures = max(failures, TRIES)  # it had all the time that there is
         self._due[member.id] = steady() + pause_after(failures)
         self._ready_since.pop(member.id, None)
+        self._dead.add(member.id)
         reason = (over.reason or "it ended")[:_LONGEST_REASON]
         return _replace(member, phase=Phase.DOWN, url="", failures=failures, reason=reason)
 
@@ -461,6 +464,8 @@ class Keeper:
     async def _finish(self) -> None:
         """Nobody is left: let go of the storage, or remove it, and write down that all is over."""
         record = self.record
+        for id in self._dead:
+            self._site.lives.endings.begin(id)
         more: list[Change] = []
         if record.volume is not None:
             owner, name = record.volume.owner, record.volume.name
