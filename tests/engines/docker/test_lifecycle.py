@@ -4,6 +4,8 @@ whole, and what does not leaves nothing."""
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -25,7 +27,7 @@ from tests.engines.docker.beside import (  # noqa: F401
     program,
     run,
 )
-from tests.engines.docker.lab import Harbour, call, eventually, of_image, probe
+from tests.engines.docker.lab import Harbour, call, eventually, of_image, over, probe
 
 NOWHERE = "localhost/aenv-no-such-image:1"
 
@@ -183,6 +185,23 @@ async def test_an_engine_that_closes_while_a_start_fails(harbour, monkeypatch): 
     with pytest.raises(StartFailed, match="removed while it started: its engine was closed"):
         await starting
     assert await harbour.left() == []
+
+
+async def test_what_is_deleted_takes_no_memory(harbour):  # noqa: F811
+    async with harbour.engine() as engine:
+        for ends_first in (False, True):
+            await engine.create("one", probe())
+            if ends_first:
+                await harbour.daemon.ask("POST", f"/containers/aenv-{harbour.state}-one/kill")
+                await over(engine, "one")
+            known = weakref.ref(engine._live["one"])
+            await engine.delete("one")
+
+            async def forgotten() -> bool:
+                gc.collect()
+                return known() is None  # noqa: B023
+
+            await eventually("it to be forgotten", forgotten)
 
 
 # Answers and names

@@ -128,6 +128,7 @@ class DockerEngine(Engine):
         if live is not None:
             await asyncio.shield(self._end(live, State.TERMINATED, "it was deleted"))
             self._live.pop(id, None)
+            live.disarm()
             if not live.removed and (live.asked or self._state):
                 await (await self._open()).clear(id, second=live.second is not None or not live.asked)
         elif _ID.fullmatch(id) and (self._state or self._host is not None):
@@ -283,8 +284,7 @@ class DockerEngine(Engine):
 
     def _arm(self, live: Live) -> None:
         """Let it end when its time is over."""
-        if live.timer is not None:
-            live.timer.cancel()
+        live.disarm()
         if live.expires_at is not None:
             left = max(live.expires_at - time.time(), 0.0)
             live.timer = asyncio.get_running_loop().call_later(left, lambda: self._later(self._expire(live)))
@@ -316,7 +316,7 @@ class DockerEngine(Engine):
         if task.cancelled():
             return
         if (failure := task.exception()) is None:
-            loop.call_later(KEPT_FOR, lambda: self._later(self._forget(live)))
+            live.timer = loop.call_later(KEPT_FOR, lambda: self._later(self._forget(live)))
             return
         log.warning("%s could not be cleared up, which is tried again: %s", live.id, failure)
         live.ending = None

@@ -110,6 +110,10 @@ class Live:
         self.stages.end()
         if not self.state.over:
             self.state, self.reason = state, reason
+        self.disarm()
+
+    def disarm(self) -> None:
+        """Nothing happens to it any more by itself; and no timer keeps it in memory."""
         if self.timer is not None:
             self.timer.cancel()
 
@@ -127,8 +131,7 @@ class Live:
 
     async def close(self) -> None:
         """Let go of all that this engine holds of it."""
-        if self.timer is not None:
-            self.timer.cancel()
+        self.disarm()
         if self.printed is not None:
             await self.printed.close()
         await self.holds.aclose()
