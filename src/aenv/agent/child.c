@@ -123,7 +123,8 @@ _Noreturn void live(struct client *client, char **arguments, const int *ends, in
     spare_signals();
     sigset_t none;
     sigemptyset(&none);
-    signal(SIGPIPE, SIG_DFL);
+    for (int number = 1; number < NSIG; number++)
+        signal(number, SIG_DFL); /* what the agent ignores, and what whoever started it ignored */
     if (client->kind == COMMAND) {
         sigprocmask(SIG_SETMASK, &none, NULL);
         become(client, arguments, ends, status);
