@@ -26,7 +26,7 @@ async def begun(*, fails: bool) -> tuple[asyncio.Task[None], asyncio.Event, list
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_cancellation_is_told_after_the_work(fails):
+async def test_a_cancellation_is_told_after_the_work(fails, caplog):
     task, go_on, done = await begun(fails=fails)
     for _ in range(2):
         task.cancel()
@@ -37,6 +37,7 @@ async def test_a_cancellation_is_told_after_the_work(fails):
         await task
     assert task.cancelled()
     assert done == ["all"]
+    assert ("it failed" in caplog.text) is fails
 
 
 async def test_a_failure_is_told():

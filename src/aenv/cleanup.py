@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from typing import Any
+
+log = logging.getLogger("aenv.cleanup")
 
 
 async def finish(work: Coroutine[Any, Any, None]) -> None:
@@ -17,6 +20,10 @@ async def finish(work: Coroutine[Any, Any, None]) -> None:
             await asyncio.wait((task,))
         except asyncio.CancelledError as exc:
             cancelled = exc
-    if cancelled is not None:
-        raise cancelled from (None if task.cancelled() else task.exception())
-    task.result()
+    if cancelled is None:
+        task.result()
+        return
+    failure = None if task.cancelled() else task.exception()
+    if failure is not None:  # whoever cancelled does not look for it
+        log.warning("what had to be done to its end failed, after its caller had left: %r", failure)
+    raise cancelled from failure
