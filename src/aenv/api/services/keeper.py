@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
@@ -98,8 +99,8 @@ class Keeper:
         self._health = health.Health()
         self._lost: set[str] = set()
         """Replicas that are over, which the record does not say yet."""
-        self._dead: set[str] = set()
-        """Replicas that ended by themselves. The engine may keep them for a while, to be read."""
+        self._dead: deque[str] = deque(maxlen=128)
+        """The last replicas that ended by themselves, which the engine may keep for some minutes, to be read."""
         self._departures: dict[str, asyncio.Task[None]] = {}
         self._quiet: set[str] = set()
         """Those that leave, and are to take no calls of their sessions any more."""
@@ -329,7 +330,7 @@ class Keeper:
             failures = max(failures, TRIES)  # it had all the time that there is
         self._due[member.id] = steady() + pause_after(failures)
         self._ready_since.pop(member.id, None)
-        self._dead.add(member.id)
+        self._dead.append(member.id)
         reason = (over.reason or "it ended")[:_LONGEST_REASON]
         return _replace(member, phase=Phase.DOWN, url="", failures=failures, reason=reason)
 
