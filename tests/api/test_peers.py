@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -271,32 +272,32 @@ async def test_leases_begin_anew_when_others_could_not_be_heard(
         assert entry.lease_until > time.time() + 400.0
 
 
+@pytest.mark.parametrize("count", [1, 2])
 async def test_while_the_store_is_away_no_lease_is_over(
-    redis: Server, shelf: PaperShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    count: int, redis: Server, shelf: PaperShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its client may be waiting at another server, which asks the store where the instance is."""
+    """Its client may be waiting at another server, which asks the store where the instance is, and of which the first
+    has not even heard yet."""
     monkeypatch.setattr("aenv.api.reaper.LATE", 2.0)
     redis.empty()
     paper = PaperEngine()
-    async with (
-        service(redis.url, paper, shelf, tmp_path) as first,
-        service(redis.url, paper, shelf, tmp_path) as second,
-    ):
-        await until(lambda: first.instances.peers.others and second.instances.peers.others, "each other")
-        [made] = await first.instances.create(ALICE, InstanceRequest(env_name="env", lease=2.0), wait=30)
-        await until(lambda: made.id in second.instances.lives.entries, "the news")
-        entry = first.instances.lives.entries[made.id]
-        over_at = (entry.lease_until or 0.0) + first.instances.lives.late + 1.0
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(service(redis.url, paper, shelf, tmp_path)) for _ in range(count)]
+        await until(lambda: all(len(it.instances.peers.others) == count - 1 for it in servers), "each other")
+        first = servers[0].instances
+        [made] = await first.create(ALICE, InstanceRequest(env_name="env", lease=4.0), wait=30)
+        await until(lambda: all(made.id in it.instances.lives.entries for it in servers), "the news")
+        over_at = (first.lives.entries[made.id].lease_until or 0.0) + first.lives.late + 1.0
         assert redis._process is not None
         redis._process.send_signal(signal.SIGSTOP)
         try:
             await until(lambda: time.time() > over_at, "the moment in which it would be over")
         finally:
             redis._process.send_signal(signal.SIGCONT)
-        for server in (first, second):
+        for server in servers:
             await server.instances.reaper.follow()
             assert made.id in server.instances.lives.entries
-        kept = await first.instances.lives.records.get(made.id)
+        kept = await first.lives.records.get(made.id)
         assert kept is not None
         assert kept.record.status is State.RUNNING
 

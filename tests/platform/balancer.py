@@ -32,6 +32,8 @@ class Balancer:
         """Of the servers."""
         self._well: set[int] = set()
         self._turns = itertools.count()
+        self._passing: set[asyncio.Task[Any] | None] = set()
+        """The loop itself holds none of them."""
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._stop = asyncio.Event()
@@ -95,6 +97,7 @@ class Balancer:
             return False
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._passing.add(asyncio.current_task())
         try:
             there = await self._connected()
             if there is None:
@@ -104,6 +107,7 @@ class Balancer:
             finally:
                 there[1].transport.abort()
         finally:
+            self._passing.discard(asyncio.current_task())
             writer.close()
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:

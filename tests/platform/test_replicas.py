@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -273,28 +274,28 @@ def test_a_store_that_is_paused(pair: Replicas, redis: Server) -> None:
             time.sleep(0.1)
         return str(reply.data["id"])
 
-    made: list[str] = []
-    calling, making = threading.Thread(target=call), threading.Thread(target=lambda: made.append(make()))
-    calling.start()
-    eventually("a call at each server", lambda: len(answers) > 1)
-    assert redis._process is not None
-    redis._process.send_signal(signal.SIGSTOP)
-    try:
-        making.start()
-        time.sleep(10)
-    finally:
-        redis._process.send_signal(signal.SIGCONT)
-    try:
-        making.join(PATIENCE)
-        for server in (one, two):
-            eventually("the store", lambda it=server: it.ask("GET", "/env/desk/1.2.0").status == 200)
-            assert status(server, used["id"]) == "Running"
-    finally:
-        stop.set()
-        calling.join(PATIENCE)
+    with ThreadPoolExecutor() as pool:
+        calling = pool.submit(call)
+        try:
+            eventually("a call at each server", lambda: len(answers) > 1)
+            assert redis._process is not None
+            redis._process.send_signal(signal.SIGSTOP)
+            try:
+                making = pool.submit(make)
+                time.sleep(10)
+            finally:
+                redis._process.send_signal(signal.SIGCONT)
+            made = making.result(PATIENCE)
+            for server in (one, two):
+                eventually("the store", lambda it=server: it.ask("GET", "/env/desk/1.2.0").status == 200)
+                found = server.ask("GET", f"/env-instance/{used['id']}").data
+                assert found["status"] == "Running", found
+        finally:
+            stop.set()
+        calling.result(PATIENCE)
     assert set(answers) == {200}
-    assert living(pair, **{"while": "paused"}) == set(made)
-    assert {status(server, made[0]) for server in (one, two)} == {"Running"}
+    assert living(pair, **{"while": "paused"}) == {made}
+    assert {status(server, made) for server in (one, two)} == {"Running"}
     eventually("agreement", lambda: living(pair) == sandboxes(pair))
 
 

@@ -116,7 +116,8 @@ class Reaper:
 
     @property
     def _is_behind(self) -> bool:
-        return self._lives.late > 0 and steady() - self._followed > LATE
+        """Whether it is not known what other servers hear, nor whether there are any by now."""
+        return self._lives.records.shared and steady() - self._followed > LATE
 
     def _was_away(self, seconds: float) -> None:
         """This process was stopped, or its machine slept, and heard nobody: as after a restart, leases begin anew."""

@@ -16,7 +16,7 @@ from aenv.engines.docker.daemon import Daemon
 from aenv.errors import NotFound, Unsupported
 from aenv.models import Sandbox, SandboxSpec, Second
 from tests.engines.docker.lab import Harbour, call, probe
-from tests.engines.docker.test_second_images import busybox, musl
+from tests.engines.docker.test_second_images import busybox, musl, take
 
 __all__ = ["busybox", "compiled", "dual", "harbour", "image", "imported", "inspected", "kill", "musl", "program", "run"]
 
@@ -50,9 +50,7 @@ async def imported(daemon: str, content: bytes, *changes: str, **query: str) -> 
     """An image with those files."""
     asked = Daemon(daemon)
     name = f"localhost/aenv-test-second-{secrets.token_hex(6)}"
-    asking = {"fromSrc": "-", "repo": name, "tag": "latest", "changes": changes, **query}
-    async for line in asked.lines("POST", "/images/create", query=asking, content=content):
-        assert "error" not in line, line
+    await take(asked, name, content, changes=changes, **query)
     try:
         yield f"{name}:latest"
     finally:

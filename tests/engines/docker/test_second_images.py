@@ -62,6 +62,17 @@ def with_links(image: bytes, *names: str) -> bytes:
     return held.getvalue()
 
 
+async def take(daemon: Daemon, name: str, image: bytes, **query: Any) -> None:
+    """Have a daemon import an image. No layer of it is one of another image, which somebody may remove meanwhile:
+    Podman then cannot find it."""
+    held = io.BytesIO(image)
+    with tarfile.open(fileobj=held, mode="a") as archive:
+        archive.addfile(tarfile.TarInfo(name.rpartition("/")[2]))
+    query = {"fromSrc": "-", "repo": name, "tag": "latest", **query}
+    async for line in daemon.lines("POST", "/images/create", query=query, content=held.getvalue()):
+        assert "error" not in line, line
+
+
 @pytest.fixture
 def program() -> Path:
     try:
@@ -112,9 +123,7 @@ async def second(address: str, image: bytes, program: Path, **host: Any) -> Asyn
         link = Path(volume["Mountpoint"])
         if not link.is_dir():
             pytest.skip("the daemon's volumes are not on this machine")
-        query = {"fromSrc": "-", "repo": name, "tag": "latest"}
-        async for line in daemon.lines("POST", "/images/create", query=query, content=image):
-            assert "error" not in line, line
+        await take(daemon, name, image)
         os.chown(link, 1000, 1000)
         body = {
             "Image": name,

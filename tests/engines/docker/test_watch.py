@@ -1,14 +1,18 @@
-"""Events of a daemon that never come."""
+"""Events of a daemon that never come, or only after it was gone."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from aenv import http
 from aenv.engines.docker import watch
+from aenv.engines.docker.daemon import Daemon
+from aenv.errors import NetworkError
 from aenv.models import State
 from tests.engines.docker.lab import Harbour, over, probe
 
@@ -53,6 +57,45 @@ class Deaf:
         for task in self._joined:
             task.cancel()
         await asyncio.gather(*self._joined, return_exceptions=True)
+
+
+class Restarted:
+    """A daemon that is away at first, and then tells of an end that it caused itself."""
+
+    shown = "a daemon"
+
+    def __init__(self) -> None:
+        self._words = self._greetings = 0
+
+    async def greet(self) -> None:
+        self._greetings += 1
+        if self._greetings == 1:
+            raise NetworkError("it does not answer")
+
+    async def lines(self, method: str, path: str, **options: Any) -> AsyncIterator[dict[str, Any]]:
+        self._words += 1
+        if self._words == 1:
+            raise NetworkError("it is gone")
+        yield {"Action": "die", "Actor": {"ID": "one", "Attributes": {}}}
+        await asyncio.Event().wait()
+
+
+async def test_what_happened_while_it_was_gone_is_looked_at_first() -> None:
+    heard: list[object] = []
+    told = asyncio.Event()
+
+    def tell(action: str, *_: object) -> None:
+        heard.append(action)
+        told.set()
+
+    async def look(gone: bool) -> None:
+        heard.append(gone)
+
+    watching = watch.Watch(cast(Daemon, Restarted()), "label", tell, look)
+    async with asyncio.timeout(30):
+        await told.wait()
+    await watching.close()
+    assert heard == [True, "die"]
 
 
 async def test_a_stream_that_falls_silent_is_opened_again(

@@ -42,7 +42,7 @@ class Watch:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _listen(self) -> None:
-        pause, gone = _PAUSE, False
+        pause = _PAUSE
         while True:
             begun = time.monotonic()
             try:
@@ -51,14 +51,21 @@ class Watch:
             except AEnvError as exc:
                 said = exc.message
             log.debug("events of %s stopped: %s", self._daemon.shown, said)
-            pause = _PAUSE if time.monotonic() - begun > _LONGEST_PAUSE else min(pause * 2, _LONGEST_PAUSE)
+            pause = _PAUSE if time.monotonic() - begun > _LONGEST_PAUSE else _longer(pause)
+            pause = await self._catch_up(pause)
+
+    async def _catch_up(self, pause: float) -> float:
+        """Wait until the daemon answers, and look what happened in the gap: before anything is told that comes after
+        it. The pause that it took in the end."""
+        gone = False
+        while True:
             await asyncio.sleep(pause)
             try:
                 await self._daemon.greet()
                 await self._look(gone)
-                gone = False
+                return pause
             except AEnvError as exc:
-                gone = True
+                gone, pause = True, _longer(pause)
                 log.debug("%s does not answer yet: %s", self._daemon.shown, exc)
 
     async def _hear(self) -> None:
@@ -71,6 +78,10 @@ class Watch:
                 attributes = actor.get("Attributes") if isinstance(actor, dict) else None
                 if isinstance(actor, dict) and isinstance(attributes, dict):
                     self._tell(str(event.get("Action") or ""), str(actor.get("ID") or ""), attributes)
+
+
+def _longer(pause: float) -> float:
+    return min(pause * 2, _LONGEST_PAUSE)
 
 
 def _time(event: Mapping[str, Any]) -> float:
