@@ -24,7 +24,7 @@ async def test_what_runs_ends_with_the_daemon_and_is_told(dockerd, home):
         assert (await engine.get("one")).id == "one"
         ground.dockerd()
         ended = await over(engine, "one")
-        assert ended.state is State.FAILED
+        assert ended.state is State.FAILED, ended.reason
         assert "the daemon was gone" in ended.reason
         again = await engine.create("two", probe())
         assert await call(again, "echo", text="y") == "y"

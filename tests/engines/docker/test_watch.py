@@ -64,12 +64,12 @@ class Restarted:
 
     shown = "a daemon"
 
-    def __init__(self) -> None:
-        self._words = self._greetings = 0
+    def __init__(self, refusals: int) -> None:
+        self._words, self._refusals = 0, refusals
 
     async def greet(self) -> None:
-        self._greetings += 1
-        if self._greetings == 1:
+        self._refusals -= 1
+        if self._refusals >= 0:
             raise NetworkError("it does not answer")
 
     async def lines(self, method: str, path: str, **options: Any) -> AsyncIterator[dict[str, Any]]:
@@ -80,7 +80,9 @@ class Restarted:
         await asyncio.Event().wait()
 
 
-async def test_what_happened_while_it_was_gone_is_looked_at_first() -> None:
+@pytest.mark.parametrize("refusals", [0, 1, 2])
+async def test_what_happened_while_it_was_gone_is_looked_at_first(refusals: int) -> None:
+    """Also when it was back before anybody asked."""
     heard: list[object] = []
     told = asyncio.Event()
 
@@ -91,7 +93,7 @@ async def test_what_happened_while_it_was_gone_is_looked_at_first() -> None:
     async def look(gone: bool) -> None:
         heard.append(gone)
 
-    watching = watch.Watch(cast(Daemon, Restarted()), "label", tell, look)
+    watching = watch.Watch(cast(Daemon, Restarted(refusals)), "label", tell, look)
     async with asyncio.timeout(30):
         await told.wait()
     await watching.close()

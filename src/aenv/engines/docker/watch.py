@@ -35,6 +35,7 @@ class Watch:
         was gone."""
         self._daemon, self._label, self._tell, self._look = daemon, label, tell, look
         self._since = time.time() - _OVERLAP
+        self._heard_at = 0.0
         self._task = asyncio.create_task(self._listen())
 
     async def close(self) -> None:
@@ -52,12 +53,13 @@ class Watch:
                 said = exc.message
             log.debug("events of %s stopped: %s", self._daemon.shown, said)
             pause = _PAUSE if time.monotonic() - begun > _LONGEST_PAUSE else _longer(pause)
-            pause = await self._catch_up(pause)
+            # A daemon that lives ends no stream: who was cut off may not have seen it go and come back.
+            is_silent = time.monotonic() - self._heard_at >= _SILENCE
+            pause = await self._catch_up(pause, gone=not is_silent)
 
-    async def _catch_up(self, pause: float) -> float:
+    async def _catch_up(self, pause: float, *, gone: bool) -> float:
         """Wait until the daemon answers, and look what happened in the gap: before anything is told that comes after
         it. The pause that it took in the end."""
-        gone = False
         while True:
             await asyncio.sleep(pause)
             try:
@@ -71,8 +73,10 @@ class Watch:
     async def _hear(self) -> None:
         filters = {"type": ["container"], "label": [self._label]}
         query = {"filters": filters, "since": f"{self._since:.9f}"}
+        self._heard_at = time.monotonic()
         async with aclosing(self._daemon.lines("GET", "/events", query=query, patience=_SILENCE)) as events:
             async for event in events:
+                self._heard_at = time.monotonic()
                 self._since = max(self._since, _time(event) - _OVERLAP)
                 actor = event.get("Actor")
                 attributes = actor.get("Attributes") if isinstance(actor, dict) else None
