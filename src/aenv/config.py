@@ -34,6 +34,16 @@ SETTINGS = (
     Setting("system_url", "AENV_SYSTEM_URL", None, "address of the platform; port 8080 when none is given"),
     Setting("hub_url", "AENV_HUB_URL", None, "address of the hub; the system URL when not set"),
     Setting("api_key", "AENV_API_KEY", None, "token sent with every request", secret=True),
+    Setting("store", "AENV_STORE", None, "where a server's records are, if --store does not say", secret=True),
+    Setting(
+        "first_token",
+        "AENV_FIRST_TOKEN",
+        None,
+        "the first admin's token, for a store where nobody is an admin yet",
+        in_file=False,
+        secret=True,
+    ),
+    Setting("hub_key", "AENV_HUB_KEY", None, "token of an API service itself, for its hub elsewhere", secret=True),
     Setting("s3_access_key", "AENV_S3_ACCESS_KEY", None, "key to the bucket that packages are kept in", secret=True),
     Setting("s3_secret_key", "AENV_S3_SECRET_KEY", None, "the secret that belongs to that key", secret=True),
     Setting("s3_session_token", "AENV_S3_SESSION_TOKEN", None, "a token that goes with a temporary key", secret=True),
@@ -59,7 +69,14 @@ SETTINGS = (
         "engine",
         "AENV_ENGINE",
         None,
-        "where sandboxes come from: process, docker, plain, or pkg.mod:Class; on Linux, process when not set",
+        "where sandboxes come from: process, docker, kubernetes, http=URL, plain or pkg.mod:Class; process if not set",
+    ),
+    Setting(
+        "controller_key",
+        "AENV_CONTROLLER_KEY",
+        None,
+        "token for the controller of the engine http=URL; that of api_key when not set",
+        secret=True,
     ),
     Setting("isolation", "AENV_ISOLATION", "auto", "how sandboxes are shut in on this machine: auto, strict or none"),
     Setting("docker_host", "AENV_DOCKER_HOST", None, "where Docker or Podman listens: unix:///path or tcp://host:port"),
@@ -68,6 +85,26 @@ SETTINGS = (
         "base_image", "AENV_BASE_IMAGE", "aenv-base", "image of containers for projects that have none of their own"
     ),
     Setting("docker_runtime", "AENV_DOCKER_RUNTIME", "", "what runs containers, where not the daemon's own: runsc"),
+    Setting("kubeconfig", "AENV_KUBECONFIG", None, "file that says where the Kubernetes cluster is, and who asks it"),
+    Setting(
+        "kubeconfig_default",
+        "KUBECONFIG",
+        None,
+        "the same, where AENV_KUBECONFIG is not set",
+        in_file=False,
+        shared=True,
+    ),
+    Setting("kube_context", "AENV_KUBE_CONTEXT", None, "context of that file; its current one when not set"),
+    Setting("namespace", "AENV_NAMESPACE", None, "namespace that pods of sandboxes are in; the context's when not set"),
+    Setting(
+        "pod_access", "AENV_POD_ACCESS", "auto", "how pods are reached: direct, tunnel, or auto: direct in a pod alone"
+    ),
+    Setting("pod_templates", "AENV_POD_TEMPLATES", "", "directory of a site's pod templates, NAME.yaml or NAME.json"),
+    Setting(
+        "longest_life", "AENV_LONGEST_LIFE", 7 * 86400.0, "seconds after which a cluster ends any instance", least=1
+    ),
+    Setting("kubernetes_host", "KUBERNETES_SERVICE_HOST", None, "the cluster that a pod is in", in_file=False),
+    Setting("kubernetes_port", "KUBERNETES_SERVICE_PORT", "443", "its port", in_file=False),
     Setting("spare", "AENV_SPARE", True, "keep one process per environment in use ready for the next sandbox"),
     Setting("log_format", "AENV_LOG_FORMAT", "text", "how a server writes its log: text, or json, an object a line"),
     Setting("traces", "AENV_TRACES", None, "URL of an OpenTelemetry collector (OTLP/HTTP) that traces are sent to"),
@@ -105,6 +142,10 @@ SETTINGS = (
     Setting("seed", "AENV_SEED", None, "the instance's random seed", in_file=False),
     Setting("secrets", "AENV_SECRETS", "", "names, by comma, of variables that a sandbox never shows", in_file=False),
     Setting("socket", "AENV_SOCKET", "", "unix socket that a sandbox listens on, instead of a port", in_file=False),
+    Setting(
+        "listen", "AENV_LISTEN", "", "host:port that a sandbox listens on, whatever its command says", in_file=False
+    ),
+    Setting("delivery", "AENV_DELIVERY", False, "wait for what the engine brings: variables, a project", in_file=False),
     Setting("work", "AENV_WORK", "", "directory that a sandbox copies its project to, and works in", in_file=False),
     Setting("second", "AENV_SECOND", "", "unix socket of the agent in the second container", in_file=False),
     Setting("proxy", "AENV_PROXY", "", "host:port of the proxy that a sandbox waits for when it starts", in_file=False),

@@ -128,6 +128,8 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     """Reference of the image that holds the project and the runtime. Whoever resolves ``env`` sets it; without one, an
     engine of containers brings the project into its base image."""
     second: Second | None = None
+    template: str = ""
+    """The pod template of the site that it is made by, where the engine has any."""
     stamp: str = ""
     """Which state of the project's files it is, where they may change: an engine keeps nothing from another one."""
     network: str | dict[str, list[str]] | None = None

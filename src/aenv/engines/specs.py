@@ -29,6 +29,7 @@ def complete(spec: SandboxSpec, found: Project, *, stamp: str = "", machine: str
         env=EnvRef(found.name, found.version),
         project=str(found.root),
         image=spec.image or image_of(found.value("artifacts"), machine or platform.machine()),
+        template=spec.template or str(found.value("deployConfig.podTemplate") or ""),
         stamp=stamp,
         ttl=spec.ttl or found.ttl or TTL,
         environment_variables=found.environment_variables | spec.environment_variables,

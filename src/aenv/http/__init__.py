@@ -53,6 +53,14 @@ _BACKOFF = 0.05
 _LONGEST_BACKOFF = 5.0
 
 C = TypeVar("C", bound=Connection)
+_trusted: dict[tuple[str, int], ssl.SSLContext] = {}
+"""Servers that are known by other authorities than the machine's, or that want to know who asks."""
+
+
+def trust(base: str, context: ssl.SSLContext) -> None:
+    """From now on, ask the server at that address in this way."""
+    where = target(base)
+    _trusted[where.host, where.port] = context
 
 
 async def request(
@@ -84,7 +92,9 @@ async def request(
             if response.status not in BUSY or attempt >= retries:
                 return response
             pause = _retry_after(response)
-        except NotSent:
+        except NotSent as exc:
+            if isinstance(exc.__cause__, ssl.SSLCertVerificationError):  # nobody becomes known by waiting
+                raise
             restarting = asyncio.get_running_loop().time() < begun + reconnecting
             if attempt >= (retries if restarting else min(retries, RECONNECTS)):
                 raise
@@ -138,12 +148,13 @@ async def upgrade(
     headers: bytes = b"",
     body: bytes = b"",
     patience: float = CONNECT_TIMEOUT,
+    method: str = "POST",
 ) -> AsyncIterator[Upgraded]:
-    """Ask by POST to go on with another protocol. What this yields has status 101 when the server agreed, and is then
+    """Ask to go on with another protocol. What this yields has status 101 when the server agreed, and is then
     read and written; else it is the server's answer. Leaving ends the connection. ``patience`` is for the answer."""
     where = target(base)
     lines = b"%bConnection: Upgrade\r\nUpgrade: %b\r\n" % (headers, protocol.encode())
-    head = b"%bContent-Length: %d\r\n\r\n" % (_head("POST", where, path, lines), len(body))
+    head = b"%bContent-Length: %d\r\n\r\n" % (_head(method, where, path, lines), len(body))
     connection = await _pool().connect(where, Upgraded)
     try:
         await connection.begin(where, head, body, len(body), patience)
@@ -230,7 +241,7 @@ class _Pool:
                 if where.socket is not None:
                     _, connection = await self.loop.create_unix_connection(kind, where.socket)
                 else:
-                    tls = _tls() if where.secure else None
+                    tls = _trusted.get((where.host, where.port)) or _tls() if where.secure else None
                     _, connection = await self.loop.create_connection(kind, where.host, where.port, ssl=tls)
         except TimeoutError as exc:
             raise NotSent(f"{where.shown} did not take a connection within {CONNECT_TIMEOUT:g} s") from exc

@@ -6,10 +6,12 @@ import argparse
 import logging
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from aenv import config
-from aenv.errors import AEnvError
+from aenv.errors import AEnvError, Invalid
+from aenv.runtime.delivery import receive
 from aenv.runtime.server import Served, run
 from aenv.runtime.warm import UNFIT, Unfit
 
@@ -28,14 +30,20 @@ def main(argv: list[str] | None = None, *, host: str = "127.0.0.1") -> int:
     options = parser.parse_args(given)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
+        path, work = options.path, config.get("work")
+        host, port = _address(options.host, options.port)
+        if config.get("delivery"):
+            brought, unpacked = receive(host, port, Path(work or tempfile.gettempdir()))
+            arguments = brought.arguments
+            path, work = (path, work) if unpacked is None else (unpacked, "")
         run(
-            options.path,
-            host=options.host,
-            port=options.port,
+            path,
+            host=host,
+            port=port,
             arguments=arguments,
             open_access=options.open_access,
             unix=config.get("socket", options.socket),
-            work=config.get("work"),
+            work=work,
             lifeline=_lifeline() if options.until_eof or config.get("until_eof") else None,
             on_ready=_ready,
         )
@@ -49,6 +57,17 @@ def main(argv: list[str] | None = None, *, host: str = "127.0.0.1") -> int:
             sys.stderr.write(f"hint: {exc.hint}\n")
         return 1
     return 0
+
+
+def _address(host: str, port: int) -> tuple[str, int]:
+    """Where to listen: an engine knows better than the command of an image."""
+    told = config.get("listen")
+    if not told:
+        return host, port
+    name, _, number = told.rpartition(":")
+    if not name or not number.isdigit():
+        raise Invalid(f"AENV_LISTEN {told!r} is not host:port")
+    return name, int(number)
 
 
 def _lifeline() -> int:

@@ -17,7 +17,7 @@ import msgspec
 
 from aenv import __version__
 from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxLost, TooLarge
-from aenv.runtime import files, ports
+from aenv.runtime import delivery, files, ports
 from aenv.runtime.access import Guard
 from aenv.runtime.answers import BYTES, Answer, Answers, Request, Response
 from aenv.runtime.commands import Command
@@ -152,6 +152,8 @@ class App:
             return Access.OWNER, App.endpoint, path
         if methods:
             raise _WrongMethod(f"{request.method} is not served at {path}", hint=f"use {', '.join(methods)}")
+        if path == delivery.PATH:
+            raise Conflict(delivery.ALREADY)
         raise NotFound(
             f"nothing is served at {path}",
             hint=f"served: {', '.join([*EXACT, *map('/{}/...'.format, PREFIX)])}",

@@ -20,7 +20,7 @@ from aenv.runtime.registry import Mark
 
 RESERVED = (
     *("/mcp", "/health", "/task", "/functions", "/tools", "/reset", "/calls", "/info"),
-    *("/files", "/exec", "/history", "/ports", "/shell", "/specialise"),
+    *("/files", "/exec", "/history", "/ports", "/shell", "/specialise", "/delivery"),
 )
 """First path segments that a function's own endpoint may not take."""
 _IMPORTING = ("<frozen importlib", importlib.__file__, __file__)
