@@ -9,6 +9,7 @@ import pytest
 from aenv.engines.docker import containers
 from aenv.engines.docker.containers import Mounted, Site
 from aenv.engines.docker.images import Image
+from aenv.engines.room import room
 from aenv.errors import Invalid
 from aenv.models import EnvRef, SandboxSpec, Second, Volume
 
@@ -66,12 +67,12 @@ def test_limits():
 
 def test_what_two_share_is_within_what_each_may_write():
     asked = spec(second=Second(image="task:1"), resources={"memory": "1Gi", "ephemeralStorage": "5Gi"})
-    room, mounted = containers.room(asked), Mounted("aenv-door-1", link="aenv-link-1", shared="aenv-shared-1")
+    share, mounted = room(asked), Mounted("aenv-door-1", link="aenv-link-1", shared="aenv-shared-1")
     host = body(asked, mounted=mounted)["HostConfig"]
     sizes = [int(host["Tmpfs"][place].partition("size=")[2].rstrip("k")) * 1024 for place in ("/tmp", "/work")]
-    assert room.shared + sum(sizes) <= host["Memory"] // 2 == room.main // 2
-    assert room.shared + room.storage(room.second, 1) <= room.second // 2
-    assert min(*sizes, room.shared) > 40 * 1024**2
+    assert share.shared + sum(sizes) <= host["Memory"] // 2 == share.main // 2
+    assert share.shared + share.storage(share.second, 1) <= share.second // 2
+    assert min(*sizes, share.shared) > 40 * 1024**2
 
 
 def test_volumes_of_an_image_are_in_memory_unless_something_is_there():

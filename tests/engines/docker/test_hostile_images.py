@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aenv import http
-from aenv.engines import inside
+from aenv.engines import inside, tunnels
 from aenv.engines.docker import doors, starting
 from aenv.engines.docker.containers import name as container
 from aenv.engines.docker.engine import DockerEngine
@@ -183,8 +183,8 @@ async def test_one_that_never_hangs_up(harbour: Harbour, monkeypatch: pytest.Mon
         f"    if len(kept) == 1: kept[-1].sendall({WELL})",
     )
     monkeypatch.setattr(doors, "outlook", lambda daemon, about: None)
-    monkeypatch.setattr(doors, "_LINGER", 0.5)
-    monkeypatch.setattr(doors, "_MOST_OPEN", 4)
+    monkeypatch.setattr(tunnels, "_LINGER", 0.5)
+    monkeypatch.setattr(tunnels, "_MOST_OPEN", 4)
     async with harbour.image(*python(*lines)) as name, harbour.engine() as engine:
         made = await engine.create("one", of_image(name))
         await http.close()
@@ -211,10 +211,10 @@ async def closed(engine: DockerEngine) -> Any:
     """Its tunnel, once nobody is there any more."""
     held = engine._live["one"].holds._exit_callbacks  # type: ignore[attr-defined]
     (tunnel,) = [
-        one for _, exit in held if isinstance(one := getattr(exit.__wrapped__, "__self__", None), doors.Tunnel)
+        one for _, exit in held if isinstance(one := getattr(exit.__wrapped__, "__self__", None), tunnels.Tunnel)
     ]
     return None if tunnel._open else tunnel
 
 
-async def opened(tunnel: doors.Tunnel, many: int) -> bool:
+async def opened(tunnel: tunnels.Tunnel, many: int) -> bool:
     return len(tunnel._open) == many

@@ -180,7 +180,7 @@ async def test_an_engine_that_sees_no_volumes(harbour: Harbour, image: str, monk
         assert await harbour.left() == []
 
 
-def _dual(folder: Path) -> Path:
+def dual_project(folder: Path) -> Path:
     """A project whose tool runs commands in the second container."""
     project = variant(folder, "dual", podTemplate="DualContainer")
     (project / "src" / "custom_env.py").write_text(
@@ -204,7 +204,7 @@ async def test_on_a_platform(dockerd: str, busybox: bytes, tmp_path: Path) -> No
 
     def use(served: Platform, image: str) -> None:
         served.start()
-        made = served.create(served.push(_dual(tmp_path)), datasource=image)
+        made = served.create(served.push(dual_project(tmp_path)), datasource=image)
         shell = partial(served.call, made["id"], "POST", "/tools/shell")
         assert shell({"line": "echo kept > /kept; cat /kept"}).data == "kept\n"
         assert "no agent for the second container" in served.text

@@ -15,9 +15,9 @@ from msgspec import Struct
 from aenv.engines import egress
 from aenv.engines.docker.images import Image
 from aenv.engines.egress import clients
+from aenv.engines.room import CPU, amount, room
 from aenv.errors import Invalid
 from aenv.models import SandboxSpec
-from aenv.project.fields import quantity
 
 ENGINE, ID, FACTS, KIND, PROCESS = "aenv.engine", "aenv.id", "aenv.spec", "aenv.kind", "aenv.process"
 """Labels: whose it is, which sandbox, what ``find`` tells again, what it is for, and the process that it ends with."""
@@ -38,9 +38,6 @@ MOST_VARIABLES = 2 * 1024**2 - 128 * 1024
 MOST_LOG = 1024**2
 """Bytes of output that the daemon keeps."""
 _PERIOD = 100_000
-_MEMORY, _STORAGE, _CPU = "2Gi", "5Gi", "1"
-_MAIN = 256 * 1024**2
-"""Bytes of memory that the main one of two containers has at least, where there are twice as many."""
 _SMALL = ("/run", "/var/tmp")  # noqa: S108
 """What Podman puts into memory where a root is read-only, without a bound; so it is ours, and there is little room."""
 _SHM = 64 * 1024**2
@@ -55,7 +52,6 @@ _NO_RUNTIME = re.compile(r"No module named '?aenv\b")
 _END = 'let its Dockerfile end in ENTRYPOINT ["python", "-m", "aenv.runtime", "PATH"]'
 _INSTALL = f"install the runtime in it, and {_END}"
 _OTHER_PROCESSOR = "what it runs is for another kind of processor: build it for the daemon's --platform"
-_LAST_WORDS = 4096
 _SIGNALS = 128
 _KILLED = _SIGNALS + 9
 
@@ -110,35 +106,6 @@ class Mounted(NamedTuple):
     """The volume of the socket of its second container; empty when it has none."""
     shared: str = ""
     """The volume that it shares with that."""
-
-
-class Room(NamedTuple):
-    """What a sandbox may have, in bytes."""
-
-    main: int
-    """Memory of the main container: a quarter where there are two, and 256 MiB at least, or half."""
-    second: int
-    disk: int
-    """What may be written, where that is not in memory."""
-
-    @property
-    def shared(self) -> int:
-        """How much the directory holds that two containers share. It counts as memory of the one that writes: so it is
-        a third of what the main one may write, and half of what the second may, at most."""
-        return min(self.disk, self.main // 6, self.second // 4)
-
-    def storage(self, memory: int, places: int) -> int:
-        """How much each of so many file systems in memory holds. They count as memory, and have half of it together,
-        with what is shared, so that a full disk comes before the end."""
-        return min(self.disk, (memory // 2 - self.shared) // places)
-
-
-def room(spec: SandboxSpec) -> Room:
-    memory, disk = (int(_amount(spec.resources, *one)) for one in (("memory", _MEMORY), ("ephemeralStorage", _STORAGE)))
-    if spec.second is None:
-        return Room(memory, 0, disk)
-    main = min(max(memory // 4, _MAIN), memory // 2)
-    return Room(main, memory - main, disk)
 
 
 def name(engine: str, id: str) -> str:
@@ -261,7 +228,7 @@ def limits(spec: SandboxSpec, memory: int, site: Site) -> dict[str, Any]:
         "MemorySwap": memory,
         "ShmSize": min(_SHM, memory // 8),
         "CpuPeriod": _PERIOD,
-        "CpuQuota": max(int(_amount(spec.resources, "cpu", _CPU) * _PERIOD), 1000),
+        "CpuQuota": max(int(amount(spec.resources, "cpu", CPU) * _PERIOD), 1000),
         "LogConfig": {"Type": site.log_driver, "Config": {"max-size": str(MOST_LOG)}},
     }
     return {**common, "Runtime": site.runtime} if site.runtime else common
@@ -364,13 +331,6 @@ def _overlap(place: str, other: str) -> bool:
     return place == other or place.startswith(f"{other}/") or other.startswith(f"{place}/")
 
 
-def _amount(resources: Mapping[str, str], name: str, default: str) -> float:
-    found = quantity(resources.get(name, default))
-    if found <= 0:
-        raise Invalid(f"{name} {resources[name]!r} is not an amount", hint=f"use for example {default!r}")
-    return found
-
-
 # From what the daemon says
 
 
@@ -429,11 +389,6 @@ def moment(text: str) -> float:
     except ValueError:
         return 0.0
     return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
-
-
-def last_words(printed: bytes, lines: int = 20) -> str:
-    """The last lines of what was printed."""
-    return "\n".join(printed[-_LAST_WORDS:].decode(errors="replace").splitlines()[-lines:])
 
 
 def environment(inspected: Mapping[str, Any]) -> dict[str, str]:

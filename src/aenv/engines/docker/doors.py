@@ -7,33 +7,27 @@ memory, so that it fills no disk and is gone with the container.
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import logging
 import os
 import socket
 import stat
 import struct
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from aenv.engines.docker.containers import DOOR, ENGINE, ID, KIND, SOCKET, SOCKETS, USER
-from aenv.engines.docker.daemon import About, Daemon
+from aenv.engines.docker.daemon import About, Daemon, Hijacked
 from aenv.engines.process.state import start_time
+from aenv.engines.tunnels import Tunnel
 from aenv.errors import AEnvError, Conflict, NotFound, SandboxLost
 
 log = logging.getLogger("aenv.engine")
 _MOMENT = 5.0
 _CREDENTIALS = struct.Struct("3i")
 _INODES = 8
-_PIECE = 64 * 1024
-_MOST_OPEN = 64
-"""Connections by one tunnel at once: each is a process in the container."""
-_LINGER = 10.0
-"""Seconds in which what is in a container must have ended its side of a connection that nobody else is at."""
-_STUCK = 60.0
-"""Seconds in which it must have taken a piece."""
 _SEALED = 0o555
 SET_FLAGS, _IMMUTABLE = 0x40086602, struct.pack("l", 0x10)
 """Linux: nobody changes a directory with that flag, not even root, who must have a power of its own to take it off."""
@@ -148,83 +142,37 @@ def lead(path: Path, to: str) -> None:
     made.replace(path)
 
 
-class Tunnel:
-    """A socket of this machine whose every connection becomes a command in the container that joins it with the
-    runtime's. It works wherever the daemon does."""
+class Exec(Tunnel):
+    """A tunnel by a command in the container, which joins each connection with the runtime's socket. It works wherever
+    the daemon does."""
 
     def __init__(self, daemon: Daemon, container: str, python: str, path: Path) -> None:
+        super().__init__(path, container)
         self._daemon, self._container, self._python = daemon, container, python
-        self._path = path
-        self._server: asyncio.AbstractServer | None = None
-        self._open: set[asyncio.Task[None]] = set()
-        self._made = 0
 
-    @property
-    def url(self) -> str:
-        return f"unix:{self._path}"
-
-    async def open(self) -> None:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            self._path.unlink()
-        before = os.umask(0o177)
-        try:
-            self._server = await asyncio.start_unix_server(self._join, str(self._path))
-        finally:
-            os.umask(before)
-        self._made = self._path.lstat().st_ino
-
-    async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for task in self._open:
-            task.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
-        with suppress(FileNotFoundError):
-            if self._path.lstat().st_ino == self._made:  # else another engine of the same name has the door now
-                self._path.unlink()
-
-    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        if len(self._open) >= _MOST_OPEN:
-            log.warning("%s has %d connections, and gets no more", self._container, _MOST_OPEN)
-            writer.close()
-            return
-        self._open.add(task)
-        try:
-            await self._relay(reader, writer)
-        except (AEnvError, OSError) as exc:  # whoever connected sees that nobody answers
-            log.debug("no tunnel to %s: %s", self._container, exc)
-        except asyncio.CancelledError:  # by close; passed on, the server would log it as a fault
-            return
-        finally:
-            self._open.discard(task)
-            writer.close()
-
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[_Command]:
         command = [self._python, "-m", "aenv.runtime.tunnel", f"{DOOR}/{SOCKET}"]
         asked = {"Cmd": command, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True, "User": f"{USER}"}
         made = await self._daemon.ask("POST", f"/containers/{self._container}/exec", body=asked)
         start = {"Detach": False, "Tty": False}
-        hijacked = self._daemon.hijack(f"/exec/{made['Id']}/start", body=start)
-        async with hijacked as inside, asyncio.timeout(None) as limit:
+        async with self._daemon.hijack(f"/exec/{made['Id']}/start", body=start) as inside:
+            yield _Command(inside)
 
-            async def send() -> None:
-                try:
-                    while piece := await reader.read(_PIECE):
-                        async with asyncio.timeout(_STUCK):
-                            await inside.send(piece)
-                    inside.end_input()
-                finally:
-                    limit.reschedule(asyncio.get_running_loop().time() + _LINGER)
 
-            sending = asyncio.create_task(send())
-            try:
-                async for channel, piece in inside.output():
-                    if channel == 1:
-                        writer.write(piece)
-                        await writer.drain()
-            finally:
-                sending.cancel()
-                await asyncio.gather(sending, return_exceptions=True)
+class _Command:
+    """Standard input and output of a command, as a connection."""
+
+    def __init__(self, inside: Hijacked) -> None:
+        self._inside = inside
+
+    async def send(self, data: bytes) -> None:
+        await self._inside.send(data)
+
+    async def end_input(self) -> None:
+        self._inside.end_input()
+
+    async def output(self) -> AsyncIterator[bytes]:
+        async for channel, piece in self._inside.output():
+            if channel == 1:
+                yield piece

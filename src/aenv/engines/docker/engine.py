@@ -20,6 +20,7 @@ from aenv.engines.docker import containers, volumes
 from aenv.engines.docker import second as beside
 from aenv.engines.docker.containers import ENGINE, ID, SECOND
 from aenv.engines.docker.host import Host
+from aenv.engines.docker.images import present
 from aenv.engines.docker.live import Live
 from aenv.engines.docker.starting import Starting, Taken
 from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxLost, StartFailed, Unsupported
@@ -50,6 +51,7 @@ class DockerEngine(Engine):
     """
 
     name = "docker"
+    images = True
 
     @property
     def cannot(self) -> Mapping[str, str]:  # type: ignore[override]
@@ -167,6 +169,17 @@ class DockerEngine(Engine):
                 self._host.watch(self._heard, self._look_again)
                 self._later(self._sweep(self._host))
             return self._host
+
+    async def prepare(self, spec: SandboxSpec) -> bool:
+        containers.check(spec)
+        _check_project(spec)
+        host = await self._open()
+        image = await present(host.daemon, spec.image or self._base_image)
+        if spec.second is not None and spec.second.image:
+            await present(host.daemon, spec.second.image)
+        if not spec.image:
+            await host.projects.keeper(spec.project, spec.stamp, image)
+        return True
 
     # From a request to a sandbox that runs
 

@@ -18,10 +18,11 @@ from aenv.engines.docker.daemon import About, Daemon, is_unknown
 from aenv.engines.docker.exits import Exits
 from aenv.engines.docker.keeping import Keeping
 from aenv.engines.docker.live import Live
-from aenv.engines.docker.printed import Printed
+from aenv.engines.docker.log import Log
 from aenv.engines.docker.projects import Projects
 from aenv.engines.docker.volumes import Storage
 from aenv.engines.docker.watch import Watch
+from aenv.engines.printed import Printed, last_words
 from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxError, SandboxLost, Unsupported
 
 log = logging.getLogger("aenv.engine")
@@ -198,12 +199,12 @@ class Host:
         if live.printed is None:
             return ""
         try:
-            return containers.last_words(await live.printed.last())
+            return last_words(await live.printed.last())
         except AEnvError:
             return ""
 
     def printed(self, live: Live) -> Printed:
-        return Printed(self.daemon, live.container, live.hidden)
+        return Printed(Log(self.daemon, live.container), live.hidden)
 
     async def used(self, live: Live) -> Used:
         """What the daemon counts for it, and for its second container."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from aenv.engines.docker import containers
 from aenv.engines.docker.containers import Facts
-from aenv.engines.docker.printed import Printed
 from aenv.engines.docker.second import Beside
+from aenv.engines.printed import Printed
 from aenv.engines.process.volumes import Held
 from aenv.engines.stages import Stages
 from aenv.errors import SandboxLost

@@ -6,17 +6,14 @@ import asyncio
 import hashlib
 from pathlib import Path
 
-from aenv import project
 from aenv.engines.docker.containers import PROJECT, PROJECTS
 from aenv.engines.docker.daemon import Daemon
 from aenv.engines.docker.images import Image
 from aenv.engines.docker.keepers import Keepers
-from aenv.errors import Invalid
-from aenv.project import archive
+from aenv.engines.projects import packed
 from aenv.project.stamp import stamp
 
 _PREFIX = "aenv-project-"
-_OWN = frozenset(("aenv", "aenvironment"))
 
 
 class Projects:
@@ -32,41 +29,11 @@ class Projects:
         name = self._known.get((root, edition, found), "")
         content = b""
         if not name:
-            content = await asyncio.to_thread(_packed, Path(root), image)
+            content = await asyncio.to_thread(packed, Path(root), image.reference)
             name = self._known[root, edition, found] = _PREFIX + hashlib.sha256(content).hexdigest()[:32]
 
-        async def packed() -> bytes:
-            return content or await asyncio.to_thread(_packed, Path(root), image)
+        async def pack() -> bytes:
+            return content or await asyncio.to_thread(packed, Path(root), image.reference)
 
-        await self.keepers.have(name, image.id, packed)
+        await self.keepers.have(name, image.id, pack)
         return name
-
-
-def _packed(root: Path, image: Image) -> bytes:
-    found = project.read(root, config_required=False)
-    _check_requirements(found.root, image)
-    return archive.pack(found)
-
-
-def _check_requirements(root: Path, image: Image) -> None:
-    """Refuse a project that needs more than the base image has."""
-    file = root / "requirements.txt"
-    try:
-        lines = file.read_text(encoding="utf-8-sig", errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        text = line.partition("#")[0].strip()
-        if text and _name(text) not in _OWN:
-            raise Invalid(
-                f"{file} asks for {text[:100]!r}, which the image {image.reference} may not have",
-                hint="make an image of the project with 'aenv build', and give that",
-            )
-
-
-def _name(requirement: str) -> str:
-    """The package that a line of requirements.txt asks for."""
-    name = requirement
-    for mark in "[<>=!~;@ ":
-        name = name.partition(mark)[0]
-    return name.strip().lower()

@@ -27,6 +27,8 @@ from aenv.engines.docker.daemon import About, Daemon, demultiplex, failure
 from aenv.engines.docker.images import Image
 from aenv.engines.docker.keepers import USES, Keepers
 from aenv.engines.docker.scripts import KEEP_ALIVE
+from aenv.engines.printed import last_words
+from aenv.engines.room import room
 from aenv.errors import AEnvError, NetworkError, NotFound, SandboxLost, StartFailed, StorageFull, Unsupported
 from aenv.models import SandboxSpec
 
@@ -73,10 +75,10 @@ def body(
     """What is posted to ``/containers/create``. ``keeper``: the container that has the agent, empty when none has.
     ``limited``: whether the daemon sees to it that it writes no more than
     it may; ``capped``: that no file grows larger."""
-    room, shared = containers.room(spec), shares(site.engine, id)
-    largest = room.disk + _PAGE  # a file system that is full comes first
+    share, shared = room(spec), shares(site.engine, id)
+    largest = share.disk + _PAGE  # a file system that is full comes first
     host: dict[str, Any] = {
-        **containers.limits(spec, room.second, site),
+        **containers.limits(spec, share.second, site),
         "NetworkMode": network,
         "CapAdd": list(CAPABILITIES) if _is_root(image.user) else [],
         "Ulimits": [{"Name": "fsize", "Soft": largest, "Hard": largest}] if capped else [],
@@ -92,11 +94,11 @@ def body(
         labels[AGENTLESS] = "1"
         first = list(KEEP_ALIVE)
     places = containers.writable(image, (TMP,), (SHARED, LINK, _PLACE) if keeper else (SHARED,))
-    host["Tmpfs"] = dict.fromkeys(places, containers.in_memory(room.storage(room.second, len(places))))
+    host["Tmpfs"] = dict.fromkeys(places, containers.in_memory(share.storage(share.second, len(places))))
     if limited:
-        host["StorageOpt"] = {"size": str(room.disk)}
+        host["StorageOpt"] = {"size": str(share.disk)}
     else:
-        labels[DISK] = str(room.disk)
+        labels[DISK] = str(share.disk)
     return {
         "Image": image.id,
         "Hostname": "second",
@@ -157,7 +159,7 @@ class Seconds:
     async def make_volumes(self, beside: Beside, spec: SandboxSpec) -> None:
         """The volumes that both containers have: in memory, and bounded."""
         # By pages, not by a size, which Podman takes for a quota of its own.
-        pages = max(containers.room(spec).shared // _PAGE, 1)
+        pages = max(room(spec).shared // _PAGE, 1)
         small = f"mode=0777,nr_inodes={_INODES},nr_blocks={_INODES}"
         large = f"mode=1777,nosuid,nodev,nr_blocks={pages},nr_inodes={max(pages, 1024)}"
         for volume, options in zip(beside.shares, (small, large), strict=True):
@@ -242,7 +244,7 @@ class Seconds:
             return ""
         words = ""
         with suppress(AEnvError):
-            words = containers.last_words(await self._printed(beside), _LINES)
+            words = last_words(await self._printed(beside), _LINES)
         return ended.told(beside.memory, words, WHO)
 
     async def news(self, beside: Beside) -> bytes:

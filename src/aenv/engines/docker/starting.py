@@ -341,7 +341,7 @@ class Starting:
             doors.lead(place, path)
             return f"unix:{place}"
         await self._alive()
-        tunnel = doors.Tunnel(host.daemon, live.container, live.facts.python, place)
+        tunnel = doors.Exec(host.daemon, live.container, live.facts.python, place)
         await tunnel.open()
         live.holds.push_async_callback(tunnel.close)
         return tunnel.url

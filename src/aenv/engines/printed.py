@@ -1,32 +1,42 @@
-"""What a container prints, as the daemon keeps it: followed from the moment somebody looks, and kept within bounds."""
+"""What a container prints, as whatever runs it keeps that: followed once somebody looks, and kept within bounds."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from typing import Protocol
 
 from aenv.engines.base import Output
-from aenv.engines.docker.containers import MOST_LOG
-from aenv.engines.docker.daemon import Daemon, Demultiplexer, demultiplex
 from aenv.errors import AEnvError, NotFound
 from aenv.runtime.hidden import Hidden, Printing
 
 KEPT = 256 * 1024
 """Bytes of the newest output that are kept here."""
-_MOST = 8 * MOST_LOG
-"""Bytes that the daemon may answer with: its frames and what it keeps beyond what it was asked to."""
 _CATCH_UP = 2.0
 """Seconds in which what was printed already must have come."""
+_LAST_WORDS = 4096
 _KNOWN = 1024
 """Bytes by which the place is found up to which everything has come."""
-_ALL = {"stdout": "1", "stderr": "1"}
+
+
+class Source(Protocol):
+    """Where the output of one container is kept."""
+
+    async def last(self, lines: int | None = None) -> bytes:
+        """What is kept, or the last lines of it; ``NotFound`` when the container is gone."""
+        ...
+
+    def follow(self) -> AsyncGenerator[bytes, None]:
+        """What is kept, and what comes, as it comes."""
+        ...
 
 
 class Printed:
     """The output of one container."""
 
-    def __init__(self, daemon: Daemon, container: str, hidden: Hidden | None) -> None:
-        self._daemon, self._container = daemon, container
+    def __init__(self, source: Source, hidden: Hidden | None) -> None:
+        self._source = source
         self._kept = bytearray()
         self._start = 0
         self._came = bytearray()
@@ -85,10 +95,8 @@ class Printed:
         self._take(data[place + len(known) :] if place >= 0 else data)
 
     async def last(self, lines: int | None = None) -> bytes:
-        """What the daemon has kept, secrets and all, or the last lines of it."""
-        query = _ALL | ({"tail": str(lines)} if lines is not None else {})
-        data = await self._daemon.fetch(f"/containers/{self._container}/logs", query=query, most=_MOST)
-        return b"".join(piece for _, piece in demultiplex(data))
+        """What is kept there, secrets and all, or the last lines of it."""
+        return await self._source.last(lines)
 
     def note(self, data: bytes) -> None:
         """Keep this too, which another container printed."""
@@ -105,13 +113,10 @@ class Printed:
             await asyncio.wait((self._following,), timeout=patience)
 
     async def _follow(self) -> None:
-        frames = Demultiplexer()
-        query = _ALL | {"follow": "1"}
         try:
-            async with aclosing(self._daemon.pieces(f"/containers/{self._container}/logs", query=query)) as pieces:
-                async for data in pieces:
-                    for _, piece in frames.feed(data):
-                        self._take(piece)
+            async with aclosing(self._source.follow()) as pieces:
+                async for piece in pieces:
+                    self._take(piece)
         except AEnvError:
             pass  # it is gone, or the daemon is: what was kept stays
         finally:
@@ -130,3 +135,8 @@ class Printed:
         if (over := len(self._kept) - KEPT) > 0:
             del self._kept[:over]
             self._start += over
+
+
+def last_words(printed: bytes, lines: int = 20) -> str:
+    """The last lines of what was printed."""
+    return "\n".join(printed[-_LAST_WORDS:].decode(errors="replace").splitlines()[-lines:])
