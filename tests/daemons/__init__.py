@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ PLACE = Path(tempfile.gettempdir()) / "aenv-daemons"
 PATIENCE = 120.0
 DEBIAN = "aenv-test/debian:bookworm"
 BASE = "aenv-base:test"
+GROUPS = Path("/sys/fs/cgroup")
 REGISTRY = "127.0.0.1:5000"
 """Where the registry is, in the network of the daemons."""
 _HOLDER = Path(__file__).parent / "holder.py"
@@ -77,7 +78,7 @@ class Ground:
         """The address of a Docker daemon, which is started when it is not there, with more options."""
         home = self.folder / "docker"
         address = f"unix://{home}/docker.sock"
-        self._started(
+        self.started(
             "docker",
             [
                 *("dockerd", "--data-root", f"{home}/data", "--exec-root", f"{home}/exec"),
@@ -93,7 +94,7 @@ class Ground:
         """The address of a Podman service, which is started when it is not there."""
         home = self.folder / "podman"
         address = f"unix://{home}/podman.sock"
-        self._started(
+        self.started(
             "podman",
             [
                 *("env", f"CONTAINERS_CONF={home}/containers.conf"),
@@ -112,58 +113,93 @@ class Ground:
     def registry(self) -> str:
         """The address of a registry as the daemons see it; it is started when it is not there."""
         config = self.folder / "registry" / "config.yml"
-        probe = f"import socket; socket.create_connection({tuple(REGISTRY.split(':'))!r}, 5)"
-
-        def listens() -> bool:
-            tried = subprocess.run(self.command(sys.executable, "-c", probe), capture_output=True, check=False)
-            return tried.returncode == 0
-
-        self._started(
+        self.started(
             "registry",
             ["docker-registry", "serve", str(config)],
-            listens,
+            lambda: self.listens(int(REGISTRY.rpartition(":")[2])),
             {"config.yml": _REGISTRY_CONF.format(folder=self.folder, address=REGISTRY)},
         )
         return REGISTRY
 
-    def kill(self, name: str) -> None:
-        """End a daemon at once. What it started lives on."""
-        with contextlib.suppress(subprocess.CalledProcessError):
-            self.run("kill", "-KILL", (self.folder / name / "started").read_text().strip())
+    def listens(self, port: int) -> bool:
+        """Whether anything does in there, on the loopback."""
+        probe = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5)"
+        tried = subprocess.run(self.command(sys.executable, "-c", probe), capture_output=True, check=False)
+        return tried.returncode == 0
 
-    def _started(
-        self, name: str, command: list[str], is_up: Callable[[], bool], files: dict[str, str] | None = None
+    def kill(self, name: str) -> None:
+        """End a daemon at once, and wait until it has ended. What it started lives on."""
+        with contextlib.suppress(subprocess.CalledProcessError):
+            self.signal(name, "KILL")
+        deadline = time.monotonic() + PATIENCE
+        while self.runs(name):
+            assert time.monotonic() < deadline, f"{name} does not end"
+            time.sleep(0.01)
+
+    def signal(self, name: str, signal: str) -> None:
+        """Send a signal to a daemon."""
+        self.run("kill", f"-{signal}", (self.folder / name / "started").read_text().strip())
+
+    def runs(self, name: str) -> bool:
+        """Whether a daemon that was started is still there, answering or not."""
+        holder = (self.folder / "holder").read_text()
+        with contextlib.suppress(OSError):
+            pid = (self.folder / name / "started").read_text().strip() or "1"  # until it is written
+            state = Path(f"/proc/{holder}/root/proc/{pid}/stat").read_text()
+            return state.rpartition(")")[2].split()[0] != "Z"
+        return False
+
+    def started(
+        self,
+        name: str,
+        command: list[str],
+        is_up: Callable[[], bool],
+        files: dict[str, str] | None = None,
+        *,
+        pass_fds: Sequence[int] = (),
     ) -> None:
+        """Start a daemon, unless it is there, and wait until it is. It gets files, and descriptors of ours."""
         home = self.folder / name
-        with _locked(self.folder / f"{name}.starting"):
+        with locked(self.folder / f"{name}.starting"):
             if home.exists() and is_up():
                 return
             home.mkdir(exist_ok=True)
-            for file, text in (files or {}).items():
-                (home / file).write_text(text)
-            # The shell tells its process id, as it is in there, and becomes the daemon.
-            told = ["sh", "-c", 'echo $$ > "$0"; exec "$@"', f"{home}/started", *command]
-            with (home / "log").open("ab") as log:
-                process = subprocess.Popen(
-                    self.command(*told), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-                )
+            if not self.runs(name):
+                for file, text in (files or {}).items():
+                    (home / file).write_text(text)
+                self._begin(home, command, pass_fds)
             deadline = time.monotonic() + PATIENCE
             while not is_up():
                 said = (home / "log").read_text(errors="replace")[-4000:]
-                assert process.poll() is None, f"{command[0]} ended:\n{said}"
+                assert not (home / "started").exists() or self.runs(name), f"{command[0]} ended:\n{said}"
                 assert time.monotonic() < deadline, f"{command[0]} does not answer:\n{said}"
                 time.sleep(0.05)
-            _running.setdefault(self.folder, []).append(process)
+
+    def _begin(self, home: Path, command: list[str], pass_fds: Sequence[int]) -> None:
+        (home / "started").unlink(missing_ok=True)
+        # The shell tells its process id, as it is in there, and becomes the daemon, a child of the holder: nsenter
+        # would stop with one that is stopped, and then keep it from ending with the others.
+        told = ["setsid", "--fork", "sh", "-c", 'echo $$ > "$0"; exec "$@"', f"{home}/started", *command]
+        with (home / "log").open("ab") as log:
+            subprocess.run(
+                self.command(*told),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=pass_fds,
+                timeout=PATIENCE,
+                check=True,
+            )
 
 
 _running: dict[Path, list[subprocess.Popen[bytes]]] = {}
-"""What this process started, by the directory of its ground: it ends with the namespaces."""
+"""The holders that this process started, by the directory of their ground."""
 
 
 def answers(address: str) -> bool:
     """Whether a daemon does."""
     try:
-        _awaited(Daemon(address).greet())
+        awaited(Daemon(address).greet())
     except AEnvError:
         return False
     return True
@@ -175,7 +211,7 @@ def missing(*programs: str) -> str:
         return "needs Linux, for its namespaces"
     if os.geteuid() != 0:
         return "needs root, to start daemons in namespaces of their own"
-    absent = [name for name in ("unshare", "nsenter", "ip", *programs) if shutil.which(name) is None]
+    absent = [name for name in ("unshare", "nsenter", "setsid", "ip", *programs) if shutil.which(name) is None]
     return f"not installed: {', '.join(absent)}" if absent else ""
 
 
@@ -203,7 +239,9 @@ def ground(run: str) -> Iterator[Ground]:
 
 def _hold(folder: Path) -> None:
     """Make the namespaces."""
-    (folder / "docker" / "docker.pid").unlink(missing_ok=True)
+    for name in ("docker/docker.pid", "*/started", "kube/*/started", "kube/port"):
+        for stale in folder.glob(name):
+            stale.unlink()
     command = ["unshare", "--pid", "--mount", "--net", "--fork", "--kill-child", "--mount-proc", sys.executable]
     process = subprocess.Popen(
         [*command, str(_HOLDER), str(folder / "users")],
@@ -271,16 +309,33 @@ def _is_used(folder: Path) -> bool:
     return any(f":{inode} " in line and "->" not in line and " READ " in line for line in lines)
 
 
+def group_of(folder: Path) -> str:
+    """The control group of a ground, below which the node of its cluster has its pods."""
+    return f"aenv-test-{folder.name}"
+
+
 def _remove_cgroups(folder: Path) -> None:
     """Remove the control groups of containers that were killed with their daemon."""
     ids = [f"docker/{path.name}" for path in (folder / "docker" / "data" / "containers").glob("*")]
     for path in (folder / "podman" / "root" / "overlay-containers").glob("*"):
         ids += [f"libpod_parent/{kind}-{path.name}" for kind in ("libpod", "libpod-conmon")]
-    tops = [Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").glob("*/")]
-    for group in (top / id for id in ids for top in tops):
+    for group in (top / id for id in [*ids, group_of(folder)] for top in [GROUPS, *GROUPS.glob("*/")]):
         for inner, _, _ in os.walk(group, topdown=False):
-            with contextlib.suppress(OSError):
-                os.rmdir(inner)
+            _remove_cgroup(inner)
+
+
+def _remove_cgroup(path: str) -> None:
+    """Remove a control group, the processes of which may take a moment to end."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.rmdir(path)
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.02)
+        else:
+            return
 
 
 @contextlib.contextmanager
@@ -312,13 +367,14 @@ def _lock_of_place() -> int | None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """For this process alone, for the length of a block."""
     with path.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _awaited(work: Coroutine[Any, Any, Any]) -> Any:
+def awaited(work: Coroutine[Any, Any, Any]) -> Any:
     """The result of a coroutine, from wherever: a loop may run already."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()
@@ -329,10 +385,10 @@ def base_image(address: str) -> str:
     home = Path(address.removeprefix("unix://")).parent
     run = home.parent
     if run.parent != PLACE:
-        return str(_awaited(_build(Daemon(address), None)))
-    with _locked(run / "building"):
+        return str(awaited(_build(Daemon(address), None)))
+    with locked(run / "building"):
         if not (home / "built").exists():
-            _awaited(_build(Daemon(address), run / "wheels"))
+            awaited(_build(Daemon(address), run / "wheels"))
             (home / "built").touch()
     return BASE
 
@@ -347,12 +403,12 @@ def platform_image(address: str, base: str, name: str) -> None:
     home = Path(address.removeprefix("unix://")).parent
 
     def build() -> None:
-        _awaited(building.build(Daemon(address), what="platform", base=base, tags=[name]))
+        awaited(building.build(Daemon(address), what="platform", base=base, tags=[name]))
 
     if home.parent.parent != PLACE:
         build()
         return
-    with _locked(home.parent / "building"):
+    with locked(home.parent / "building"):
         if not (home / "platform-built").exists():
             build()
             (home / "platform-built").touch()
