@@ -16,7 +16,7 @@ import msgspec
 from aenv import http, project
 from aenv.api import pools, quotas
 from aenv.api.instances import Instances
-from aenv.api.packages import Packages, Placed
+from aenv.api.packages import Packages
 from aenv.api.peers import Peers
 from aenv.api.routes import routes
 from aenv.auth.callers import Caller, Scope
@@ -28,6 +28,7 @@ from aenv.engines.failing import PaperEngine
 from aenv.errors import AEnvError, NetworkError, NotFound, from_wire
 from aenv.models import EnvRef, Sandbox, SandboxSpec
 from aenv.project.archive import digest, pack
+from aenv.project.unpacked import Placed
 from aenv.project.versions import newest
 from aenv.runtime.access import Hosts
 from aenv.runtime.protocol import Connections

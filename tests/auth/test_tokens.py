@@ -11,7 +11,7 @@ import pytest
 from aenv.auth import tokens as module
 from aenv.auth.callers import Caller, Scope
 from aenv.auth.tokens import DEEPEST, LONGEST_TTL, Tokens, digest, new_token
-from aenv.errors import Conflict, Forbidden, Invalid, NetworkError, NotFound, Unauthorized
+from aenv.errors import Conflict, Forbidden, Invalid, InvalidConfig, NetworkError, NotFound, Unauthorized
 from aenv.store import Delete, Store, open_store
 from aenv.store import redis as redis_store
 from aenv.wire import Token, TokenRequest
@@ -322,3 +322,18 @@ async def test_the_first_admin(url: str, store: Store, admin: Caller) -> None:
     again = await tokens.first()  # nobody was left who could make one
     assert again not in (None, token)
     assert await tokens.first() is None
+
+
+async def test_the_first_admin_may_bring_a_token(store: Store) -> None:
+    tokens, given = Tokens(store), new_token()
+    assert await asyncio.gather(*(Tokens(store).first(given) for _ in range(4))) == [None] * 4
+    admin = await tokens.authenticate(given)
+    assert admin.admin
+    assert await tokens.first(new_token()) is None  # somebody is an admin
+    await tokens.revoke(admin, admin.token_id)
+    other = await tokens.first(given)  # it was revoked, and stays so
+    assert other not in (None, given)
+    with pytest.raises(Unauthorized):
+        await Tokens(store).authenticate(given)
+    with pytest.raises(InvalidConfig, match="AENV_FIRST_TOKEN is no token"):
+        await tokens.first("aenv_short")

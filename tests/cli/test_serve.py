@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from aenv import project
+from aenv.auth.tokens import new_token
 from tests.platform.support import PATIENCE, Platform, eventually, new_home, platform
 
 AENV = (sys.executable, "-m", "aenv")
@@ -80,6 +81,17 @@ def test_beyond_this_machine_the_first_token_is_shown_once():
         served.stop()
         assert "the hub is ready: control " in served.text
         assert first not in served.text
+
+
+def test_the_operator_may_bring_the_first_token_and_name_the_store(tmp_path):
+    given = new_token()
+    variables = {"AENV_FIRST_TOKEN": given, "AENV_STORE": f"sqlite:{tmp_path}/records.db"}
+    with platform("hub", "--host", "0.0.0.0", AENV_ISOLATION="none", **variables) as served:
+        assert served.told["first_token"] is None
+        assert "items" in json.loads(served.aenv("list", "-o", "json", AENV_API_KEY=given).stdout)
+        assert served.stop() == 0
+        assert given not in served.text
+    assert (tmp_path / "records.db").is_file()
 
 
 @contextmanager

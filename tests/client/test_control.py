@@ -13,8 +13,8 @@ import pytest
 from aenv import errors
 from aenv.auth.tokens import local_token
 from aenv.client.api import ApiClient
-from aenv.client.control import Service, hub_url, key_for, platform_url
 from aenv.client.hub import HubClient
+from aenv.control import Service, hub_url, key_for, platform_url
 from aenv.errors import (
     AEnvError,
     Conflict,

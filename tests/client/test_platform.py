@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from aenv import Environment, NotFound, SandboxLost, StartFailed, Unauthorized, attach, http
-from aenv.client import control, environment
+from aenv import Environment, NotFound, SandboxLost, StartFailed, Unauthorized, attach, control, http
+from aenv.client import environment
 from aenv.client import leases as leasing
 from aenv.client import platform as remote
 from aenv.client.api import ApiClient
-from aenv.client.control import key_for
 from aenv.client.hub import HubClient
+from aenv.control import key_for
 from aenv.errors import Conflict, Forbidden, Invalid
 from aenv.models import EnvRef
 from aenv.project import read

@@ -39,7 +39,8 @@ NAP = 0.03
 """Seconds that each takes, so that some are always under way."""
 REVISION = "2025-11-25"
 """Of MCP, with sessions."""
-_STEP = 0.02
+_CALLS = 4
+"""How many are begun at once."""
 
 
 def push(found: Platform, folder: Path, *versions: str, **editions: str) -> None:
@@ -90,8 +91,8 @@ class Counted:
 
 
 @contextmanager
-def counted() -> Iterator[Counted]:
-    """A counter for the length of a block."""
+def counted(host: str = "127.0.0.1") -> Iterator[Counted]:
+    """A counter for the length of a block, at an address of this machine."""
     found = Counted()
 
     class Handler(socketserver.StreamRequestHandler):
@@ -106,7 +107,7 @@ def counted() -> Iterator[Counted]:
         block_on_close = False
         request_queue_size = 128
 
-    with Server(("127.0.0.1", 0), Handler) as server:
+    with Server((host, 0), Handler) as server:
         found.port = server.server_address[1]
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield found
@@ -132,10 +133,13 @@ class Call(NamedTuple):
 class Traffic:
     """Calls of a service for the length of a block, of every kind in turn. What fails is kept, not raised."""
 
-    def __init__(self, served: Platform, id: str, counter: Counted, *, data: str = "", sessions: int = 3) -> None:
+    def __init__(
+        self, served: Platform, id: str, counter: Counted, *, data: str = "", sessions: int = 3, rate: int = RATE
+    ) -> None:
         """``data`` is where those are sent that do not come from the SDK; the platform's data port by default."""
         self.calls: dict[str, Call] = {}
         self._counter = counter
+        self._step = _CALLS / rate
         self._name = secrets.token_hex(3)
         self._numbers = itertools.count()
         self._plain = _Plain(f"{data or served.data}/env-service/{id}", served.token)
@@ -172,12 +176,12 @@ class Traffic:
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
-            for number in itertools.islice(self._numbers, round(RATE * _STEP)):
+            for number in itertools.islice(self._numbers, _CALLS):
                 await self._room.acquire()
                 task = asyncio.create_task(self._call(number))
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
-            due = max(due + _STEP, loop.time())
+            due = max(due + self._step, loop.time())
             await asyncio.sleep(due - loop.time())
 
     async def _call(self, number: int) -> None:

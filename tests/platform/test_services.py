@@ -510,8 +510,8 @@ async def test_without_a_platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     for name in ("AENV_SYSTEM_URL", "AENV_HUB_URL", "AENV_API_KEY", "DUMMY_INSTANCE_IP"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AENV_HOME", str(tmp_path))
-    monkeypatch.setattr("aenv.client.control.HERE", "http://127.0.0.1:9")
-    monkeypatch.setattr("aenv.client.control.RESTART", 0.0)
+    monkeypatch.setattr("aenv.control.HERE", "http://127.0.0.1:9")
+    monkeypatch.setattr("aenv.control.RESTART", 0.0)
     with pytest.raises(AEnvError, match="the platform at http://127.0.0.1:9 cannot be reached") as caught:
         await Environment(service_id="some", max_retries=0).initialize()
     assert "aenv serve" in (caught.value.hint or "")

@@ -86,7 +86,7 @@ def check_written(count: int, size: int) -> None:
         raise TooLarge(message, hint="ask several times for fewer")
 
 
-async def plan(request: InstanceRequest, env: Env, *, datasources: Sequence[Path]) -> Plan:
+async def plan(request: InstanceRequest, env: Env, *, datasources: Sequence[Path], elsewhere: bool = False) -> Plan:
     """What is to be made of a request for this environment."""
     found = _checked(env)
     ttl = lifetime(request.ttl if request.ttl not in (None, "") else found.ttl or TTL)
@@ -102,7 +102,7 @@ async def plan(request: InstanceRequest, env: Env, *, datasources: Sequence[Path
         raise Invalid(
             f"environment_variables.{both[0]} is a secret of {env.id}", hint=f"set it with 'aenv secret set {both[0]}'"
         )
-    data, second = await _data(request.datasource, found, datasources)
+    data, second = await _data(request.datasource, found, datasources, elsewhere)
     wanted = Wanted(
         datasource=data,
         environment_variables=variables,
@@ -218,27 +218,33 @@ def _resources(resources: Mapping[str, str]) -> dict[str, str]:
     return dict(resources)
 
 
-async def _data(given: str, found: Project, roots: Sequence[Path]) -> tuple[str, Second | None]:
+async def _data(given: str, found: Project, roots: Sequence[Path], elsewhere: bool) -> tuple[str, Second | None]:
     """What a datasource means: data, or, in a dual container, the second one."""
     _check_text(given, "datasource")
     if not found.is_dual:
-        return await _datasource(given, roots), None
+        return await allowed_data(given, roots, elsewhere=elsewhere), None
     if not is_path(given):
         return "", second_of(found.image_prefix, given)
-    directory = await _datasource(given, roots)
-    if not await asyncio.to_thread(os.path.isdir, directory):
+    directory = await allowed_data(given, roots, elsewhere=elsewhere)
+    if not elsewhere and not await asyncio.to_thread(os.path.isdir, directory):
         raise Invalid(f"datasource {given[:256]!r} is no directory", hint="give the task's directory, or an image")
     return "", Second(directory=directory)
 
 
-async def _datasource(given: str, roots: Sequence[Path]) -> str:
-    """Data, as a path under what the operator allowed, with every link followed before it is judged."""
+async def allowed_data(given: str, roots: Sequence[Path], *, elsewhere: bool = False) -> str:
+    """Data, as a path under what the operator allowed, with every link followed before it is judged. ``elsewhere``: it
+    is on another machine, which follows links and judges again."""
     if not given:
         return ""
-    if found := await asyncio.to_thread(_allowed, given, roots):
+    if found := await asyncio.to_thread(_under if elsewhere else _allowed, given, roots):
         return found
     hint = "ask the operator of this platform to allow its folder, or leave datasource out"
     raise Invalid(f"datasource {given[:256]!r} is not among the data that may be used here", hint=hint)
+
+
+def _under(given: str, roots: Sequence[Path]) -> str:
+    path = Path(os.path.normpath(given))
+    return str(path) if path.is_absolute() and any(path.is_relative_to(root) for root in roots) else ""
 
 
 def _allowed(given: str, roots: Sequence[Path]) -> str:

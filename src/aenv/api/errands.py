@@ -20,7 +20,7 @@ from aenv.api.lives import ENGINE, Entry, Lives
 from aenv.api.peers import HOP, Peer
 from aenv.api.visible import Visible
 from aenv.auth.callers import Caller
-from aenv.client.control import Service, segment
+from aenv.control import Service, segment
 from aenv.errors import AEnvError, Invalid, NetworkError, NotFound, SandboxError, Unsupported
 from aenv.models import ExecResult, to_json
 from aenv.wire import Exec

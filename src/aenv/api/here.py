@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from aenv import project
-from aenv.api.packages import Placed
 from aenv.auth.callers import Caller
 from aenv.errors import NotFound, Unsupported
 from aenv.models import EnvRef
 from aenv.project import Project
 from aenv.project.stamp import stamp
+from aenv.project.unpacked import Placed
 from aenv.project.versions import admits
 from aenv.wire import Env, Status, timestamp
 

@@ -157,7 +157,7 @@ class Instances:
         phases = Phases()
         with phases.of("hub"):
             env = await self.packages.resolve(EnvRef.parse(request.env_name), token, caller)
-        plan = await admission.plan(request, env, datasources=self._datasources)
+        plan = await admission.plan(request, env, datasources=self._datasources, elsewhere=self._engine.shared)
         self._engine.check_second(plan.wanted.second)
         if plan.secrets:
             admission.check_secrets(await self._secrets.values(owner, plan.secrets))  # which are missing is said now

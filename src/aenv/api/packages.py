@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
-import os
-import shutil
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol, runtime_checkable
+from typing import BinaryIO, Protocol, runtime_checkable
 
 from aenv.auth.callers import Caller
 from aenv.cleanup import finish
-from aenv.errors import AEnvError, Conflict, Invalid, StartFailed, TooLarge
+from aenv.errors import AEnvError, Invalid, StartFailed, TooLarge
 from aenv.models import EnvRef
-from aenv.project.archive import MAX_SIZE, unpack
+from aenv.project.archive import MAX_SIZE
+from aenv.project.unpacked import MOST_KEPT, Placed, Unpacked, is_digest
 from aenv.wire import Env
 
-log = logging.getLogger("aenv.api")
-
-MOST_KEPT = 8 * 1024 * 1024 * 1024
-"""Bytes of unpacked projects that are kept; those in use stay, however many they are."""
 _DOWNLOAD = 600.0
 """Seconds that a package may take to come."""
-_CONFIG = "config.json"
 
 
 class Source(Protocol):
@@ -40,14 +33,6 @@ class Source(Protocol):
     async def package(self, env: Env, call_token: str, caller: Caller) -> AsyncIterator[bytes]:
         """The archive of an environment, in pieces. It is checked against ``env.digest``."""
         ...
-
-
-class Placed(NamedTuple):
-    """A project on this machine."""
-
-    root: str
-    stamp: str
-    """Which state of its files it is: an engine keeps nothing from another one."""
 
 
 @runtime_checkable
@@ -64,7 +49,7 @@ class Packages:
         self._source = source
         self._at_hand = source if isinstance(source, AtHand) else None
         self._folder = folder
-        self._most = most
+        self._unpacked = Unpacked(folder, most=most)
         self._coming: dict[str, asyncio.Task[None]] = {}
         self.in_use: Callable[[], Iterable[str]] = tuple
         """Digests of what runs: whoever runs it says so here."""
@@ -77,9 +62,9 @@ class Packages:
         if self._at_hand is not None:
             return await self._at_hand.place(env)
         digest = env.digest.removeprefix("sha256:")
-        if not _is_digest(digest):
+        if not is_digest(digest):
             raise Invalid(f"{env.id} has no package", hint=f"push it: 'aenv push {env.name}'")
-        while (found := self._here(digest)) is None:
+        while (found := self._unpacked.find(digest)) is None:
             await self._fetched(env, digest, call_token, caller)
         return found
 
@@ -89,15 +74,6 @@ class Packages:
             task.cancel()
         if coming:
             await asyncio.wait(coming)
-
-    def _here(self, digest: str) -> Placed | None:
-        root = self._folder / digest
-        try:
-            status = os.stat(root / _CONFIG)
-            os.utime(root)  # what was used last is kept longest
-        except OSError:
-            return None
-        return Placed(str(root), f"{digest[:16]}-{status.st_ino}-{status.st_mtime_ns}")
 
     async def _fetched(self, env: Env, digest: str, call_token: str, caller: Caller) -> None:
         """Wait until somebody has fetched it. Who leaves does not take it away from the others."""
@@ -130,7 +106,8 @@ class Packages:
                 if found != digest:
                     raise StartFailed(f"the package of {env.id} is not the one that was published: its digest differs")
                 file.seek(0)
-                await finish(asyncio.to_thread(self._unpack, file, digest))
+                used = {digest.removeprefix("sha256:") for digest in self.in_use()}
+                await finish(asyncio.to_thread(self._unpacked.put, file, digest, used))
         except OSError as exc:
             raise AEnvError(f"{self._folder} cannot hold {env.id}: {exc.strerror or exc}", hint="make room") from exc
 
@@ -145,39 +122,6 @@ class Packages:
                 file.write(piece)
         return found.hexdigest()
 
-    def _unpack(self, file: BinaryIO, digest: str) -> None:
-        self._make_room()
-        target = self._folder / digest
-        if (target / _CONFIG).exists():
-            return  # another server of this home was faster
-        if target.exists():
-            shutil.rmtree(target)
-        try:
-            unpack(file, target)
-        except Conflict:
-            if not (target / _CONFIG).exists():
-                raise
-
-    def _make_room(self) -> None:
-        """Remove what was not used for the longest time, when there is too much."""
-        found = []
-        for path in self._folder.iterdir():
-            if _is_digest(path.name):
-                with suppress(OSError):
-                    found.append((path.stat().st_mtime, path, _size(path)))
-        total = sum(size for _, _, size in found)
-        used = {digest.removeprefix("sha256:") for digest in self.in_use()}
-        for _, path, size in sorted(found):
-            if total <= self._most:
-                return
-            if path.name not in used:
-                doomed = path.with_name(f".{path.name}")  # in one step, it is no longer there
-                with suppress(OSError):
-                    path.rename(doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
-                total -= size
-                log.info("removed the unpacked project %s, which nobody uses", path.name[:16])
-
 
 async def _closing(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     try:
@@ -186,16 +130,3 @@ async def _closing(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     finally:
         if (close := getattr(pieces, "aclose", None)) is not None:
             await close()
-
-
-def _is_digest(text: str) -> bool:
-    return len(text) == 64 and set(text) <= set("0123456789abcdef")
-
-
-def _size(root: Path) -> int:
-    total = 0
-    for directory, _, names in os.walk(root):
-        for name in names:
-            with suppress(OSError):
-                total += os.lstat(os.path.join(directory, name)).st_size
-    return total

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from aenv.api.admission import RESERVED, environment
-from aenv.api.packages import Placed
 from aenv.api.records import InstanceRecord
 from aenv.engines.specs import complete
 from aenv.errors import AEnvError
 from aenv.models import EnvRef, SandboxSpec
+from aenv.project.unpacked import Placed
 from aenv.runtime.tokens import digest
 
 SERVER = f"{RESERVED}server"

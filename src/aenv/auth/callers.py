@@ -19,6 +19,8 @@ class Scope(StrEnum):
     """Publish environments."""
     RUN = "run"
     """Make instances, call them, end them."""
+    ENGINE = "engine"
+    """Have sandboxes made and ended by a controller: what an API service needs of it."""
     ADMIN = "admin"
 
     @classmethod

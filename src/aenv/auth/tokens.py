@@ -140,11 +140,21 @@ class Tokens:
         await self._store.change(_put(token, made, [_kept(record).id for record in above]))
         return made.shown(token)
 
-    async def first(self) -> str | None:
-        """The first admin's token, made when nobody has one that opens everything; told this once."""
+    async def first(self, given: str | None = None) -> str | None:
+        """The first admin's token, made when nobody has one that opens everything; told this once.
+
+        ``given`` is one that the operator has made, and knows: it is not told. It counts once for a store, so that it
+        does not come back when it was revoked.
+        """
+        if given and not TOKEN.fullmatch(given):
+            raise InvalidConfig(
+                "AENV_FIRST_TOKEN is no token",
+                hint="it is 'aenv_' and 43 letters, digits, '-' or '_' that nobody can guess",
+            )
         marker = await self._store.get("platform", "first-token")
         if await self._has_admin():
             return None
+        given = given if marker is None else None
         made = Kept(
             id=secrets.token_hex(8),
             name="first",
@@ -152,7 +162,7 @@ class Tokens:
             scopes=[scope.value for scope in Scope],
             created_at=time.time(),
         )
-        token = new_token()
+        token = given or new_token()
         expect = 0 if marker is None else marker.revision
         try:
             await self._store.change(
@@ -160,7 +170,7 @@ class Tokens:
             )
         except Conflict:  # another server made it
             return None
-        return token
+        return None if given else token
 
     async def list(self, caller: Caller, *, owner: str | None = None, limit: int = PAGE, offset: int = 0) -> Found:
         """The caller's tokens, or, for an admin, everybody's; the newest first, and how many there are."""
@@ -376,9 +386,9 @@ def find_local_token(home: Path) -> str | None:
 
 
 def _scopes(caller: Caller, names: Sequence[str] | None) -> list[str]:
-    """What a new token is for: what is asked for, else all that the caller may do but to be an admin."""
+    """What a new token is for: what is asked for, else what the caller may do of what people do."""
     if names is None:
-        usual = {scope for scope in Scope if caller.has(scope)} - {Scope.ADMIN}
+        usual = {scope for scope in Scope if caller.has(scope)} - {Scope.ADMIN, Scope.ENGINE}
         return [scope.value for scope in Scope if scope in usual]
     wanted = Scope.parse(names)
     if not wanted:

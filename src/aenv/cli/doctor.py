@@ -234,7 +234,7 @@ def _remote() -> list[Check]:
 
 async def _look(url: str) -> None:
     from aenv.client.api import ApiClient
-    from aenv.client.control import key_for, platform_url
+    from aenv.control import key_for, platform_url
 
     where = platform_url(url)
     api = ApiClient(where, key_for(where), timeout=LOOK, retries=0)

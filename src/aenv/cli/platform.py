@@ -79,14 +79,14 @@ def pairs_option(*names: str, help: str) -> Callable[[F], F]:
 
 def api_client(system_url: str | None) -> ApiClient:
     from aenv.client.api import ApiClient
-    from aenv.client.control import key_for, platform_url
+    from aenv.control import key_for, platform_url
 
     url = platform_url(system_url)
     return ApiClient(url, key_for(url), retries=RETRIES)
 
 
 def hub_client(hub_url: str | None, system_url: str | None) -> HubClient:
-    from aenv.client import control
+    from aenv import control
     from aenv.client.hub import HubClient
 
     given = config.get("hub_url", hub_url)
@@ -95,8 +95,8 @@ def hub_client(hub_url: str | None, system_url: str | None) -> HubClient:
 
 
 def services_client(system_url: str | None) -> ServicesClient:
-    from aenv.client.control import key_for, platform_url
     from aenv.client.services import ServicesClient
+    from aenv.control import key_for, platform_url
 
     url = platform_url(system_url)
     return ServicesClient(url, key_for(url), retries=RETRIES)
@@ -104,7 +104,7 @@ def services_client(system_url: str | None) -> ServicesClient:
 
 def accounts_client(system_url: str | None) -> AccountsClient:
     from aenv.client.accounts import AccountsClient
-    from aenv.client.control import key_for, platform_url
+    from aenv.control import key_for, platform_url
 
     url = platform_url(system_url)
     return AccountsClient(url, key_for(url), retries=RETRIES)

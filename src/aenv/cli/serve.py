@@ -21,11 +21,12 @@ STDIN = 0
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["all", "hub", "api"]), default="all")
+@click.argument("what", type=click.Choice(["all", "hub", "api", "controller"]), default="all")
 @click.option(
-    "--engine", help="Where sandboxes come from: process, docker or pkg.mod:Class. Else AENV_ENGINE, or process."
+    "--engine",
+    help="Where sandboxes come from: process, docker, kubernetes, http=URL, pkg.mod:Class. Else AENV_ENGINE; process.",
 )
-@click.option("--store", help="Where records are: sqlite:PATH or redis://host:port/0. Else ~/.aenv.")
+@click.option("--store", help="Where records are: sqlite:PATH or redis://host:port/0. Else AENV_STORE, or ~/.aenv.")
 @click.option("--blobs", help="Where packages are: file:PATH or s3://bucket/prefix. Else ~/.aenv.")
 @click.option("--host", default="127.0.0.1", help="Address to listen on. Beyond this machine, real tokens are needed.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, help="Port of the control plane; 0 for any.")
@@ -40,6 +41,9 @@ STDIN = 0
     type=click.Path(file_okay=False, path_type=Path),
     multiple=True,
     help="A directory whose content instances may be given as data. Repeatable.",
+)
+@click.option(
+    "--carry-calls", is_flag=True, help="Of a controller: carry all calls, also where a sandbox has an address."
 )
 @click.option("--name", help="What this server is called on its store. Else by machine and home.")
 @click.option(
@@ -67,6 +71,7 @@ def serve(
     hub_url: str | None,
     ports_domain: str | None,
     datasources: Sequence[Path],
+    carry_calls: bool,
     name: str | None,
     legacy_data_plane: bool,
     legacy_data_plane_beyond_loopback: bool,
@@ -78,7 +83,8 @@ def serve(
     """Serve a platform: hub, API service and gateway.
 
     Without more, all of it for this machine's user: on the loopback, with SQLite and the process engine. Programs of
-    this user find their token by themselves. 'serve hub' and 'serve api' serve a part.
+    this user find their token by themselves. 'serve hub' and 'serve api' serve a part. 'serve controller' serves an
+    engine, for API services elsewhere that name it as their own: --engine http=URL.
 
     It runs until Ctrl-C. Its instances live on, and are found again when it is started again. With -o json, one JSON
     object is printed when it is ready.
@@ -87,8 +93,11 @@ def serve(
     Example:
       aenv serve
       aenv serve --engine docker
+      aenv serve --engine kubernetes --store redis://redis:6379/0
       aenv serve --host 0.0.0.0 --store redis://redis:6379/0 --blobs s3://envs/packages
       aenv serve api --hub-url http://hub.example.org:8080
+      aenv serve controller --engine docker --port 8090 --data-port 8091
+      aenv serve --engine http=http://127.0.0.1:8090
     """
     from aenv import serve as platform
     from aenv.web import logs
@@ -99,7 +108,7 @@ def serve(
         port=port,
         data_port=data_port,
         data_url=data_url or "",
-        store=store or "",
+        store=(config.get("store", store) if project is None else store) or "",
         blobs=blobs or "",
         engine=config.get("engine", engine) or "process",
         hub_url=hub_url or "",
@@ -107,6 +116,7 @@ def serve(
         legacy=_legacy(host, legacy_data_plane, legacy_data_plane_beyond_loopback),
         ports_domain=ports_domain or "",
         datasources=[str(path.absolute()) for path in datasources],
+        carry=carry_calls,
         name=name or "",
         lifeline=STDIN if until_eof else None,
     )
@@ -167,7 +177,12 @@ def _banner(options: Options, running: Running) -> None:
         say(f"  token: {running.token_file}; the SDK and CLI of this user read it by themselves")
     if running.first_token:
         say(f"\nthe first token, an admin's; it is not shown again:\n  export AENV_API_KEY={running.first_token}")
-        say("make one for everybody else: aenv token create --owner NAME --scope read --scope run")
+        scopes = "--scope engine" if options.what == "controller" else "--scope read --scope run"
+        say(f"make one for everybody else: aenv token create --owner NAME {scopes}")
+    if options.what == "controller":
+        say(f"\nhave an API service use it:\n  aenv serve --engine http={running.control_url}")
+        say("stop it with Ctrl-C\n")
+        return
     variable = "AENV_HUB_URL" if options.what == "hub" else "AENV_SYSTEM_URL"
     say(f"\nuse it from another terminal:\n  export {variable}={running.control_url}")
     if options.what != "api":
@@ -179,4 +194,4 @@ def _banner(options: Options, running: Running) -> None:
     say("stop it with Ctrl-C\n")
 
 
-_TITLES = {"all": "the platform", "hub": "the hub", "api": "the API service"}
+_TITLES = {"all": "the platform", "hub": "the hub", "api": "the API service", "controller": "the controller"}

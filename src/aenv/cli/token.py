@@ -12,14 +12,14 @@ from aenv.cli.platform import accounts_client, page_options, plain, show_page, s
 from aenv.errors import Invalid
 from aenv.wire import Token, TokenRequest
 
-SCOPES = ("read", "push", "run", "admin")
+SCOPES = ("read", "push", "run", "engine", "admin")
 
 
 @click.group(cls=Commands)
 def token() -> None:
     """Make, list and revoke tokens for a platform.
 
-    A token has an owner, whose things it opens, and scopes: read, push, run, admin.
+    A token has an owner, whose things it opens, and scopes: read, push, run, engine, admin.
 
     \b
     Example:
@@ -36,7 +36,7 @@ def token() -> None:
     "scopes",
     type=click.Choice(SCOPES),
     multiple=True,
-    help="What it is to open; repeatable. Else: all that the token in use opens but admin.",
+    help="What it is to open; repeatable. Else: those of read, push and run that the token in use has.",
 )
 @click.option("--ttl", help="How long it lives: 90d, 12h. Else: as long as the token in use.")
 @system_option

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aenv.client.control import Service, key_for, platform_url, segment
+from aenv.control import Service, key_for, platform_url, segment
 from aenv.wire import PAGE, Audited, Secret, SecretRequest, Token, TokenRequest
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from aenv.client.control import Service, segment
+from aenv.control import Service, segment
 from aenv.errors import Conflict
 from aenv.models import ExecResult
 from aenv.wire import (

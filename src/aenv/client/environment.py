@@ -18,9 +18,9 @@ from aenv import http
 from aenv.cleanup import finish
 from aenv.client import answers, mcp, spans
 from aenv.client.contents import content_of
-from aenv.client.control import RESTART
 from aenv.client.openai import openai_tools
 from aenv.client.provision import Control, Provision, choose
+from aenv.control import RESTART, plain_header
 from aenv.errors import (
     AEnvError,
     CallTimeout,
@@ -145,7 +145,7 @@ class Environment:
             sandbox = await stack.enter_async_context(self._provision(self.spec))
             token = b""
             if sandbox.token:
-                token = f"Authorization: Bearer {mcp.plain_header(sandbox.token, 'the token')}\r\n".encode()
+                token = f"Authorization: Bearer {plain_header(sandbox.token, 'the token')}\r\n".encode()
             boot: bytes | None = sandbox.boot.encode()
             if not boot and not self.skip_for_healthy:
                 boot = await self._healthy(sandbox, token, self.startup_timeout)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from aenv.client.control import Service, segment
+from aenv.control import Service, segment
 from aenv.errors import NetworkError, NotFound, TooLarge
 from aenv.models import EnvRef
 from aenv.project.archive import MAX_SIZE

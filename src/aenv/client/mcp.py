@@ -12,13 +12,13 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from aenv import __version__
+from aenv.control import PLAIN
 from aenv.errors import AEnvError, Invalid, NetworkError, from_wire
 from aenv.http import Response
 from aenv.models import NOT_JSON, ToolResult, to_json
 
 PROTOCOL = "2026-07-28"
 _HEADER_MISMATCH = -32020
-_PLAIN = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _META = {
     "io.modelcontextprotocol/protocolVersion": PROTOCOL,
@@ -48,16 +48,9 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 def header_text(text: str) -> str:
     """A value that fits in a header: as it is, or in base64."""
-    if _PLAIN.fullmatch(text) and not text.startswith("=?base64?"):
+    if PLAIN.fullmatch(text) and not text.startswith("=?base64?"):
         return text
     return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
-
-
-def plain_header(value: str, what: str) -> str:
-    """A value that must go into a header as it is."""
-    if not _PLAIN.fullmatch(value):
-        raise Invalid(f"{what} has characters that a header does not carry")
-    return value
 
 
 class HeaderMismatch(AEnvError):

@@ -12,10 +12,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from aenv import http
 from aenv.cleanup import finish
 from aenv.client.api import ApiClient
-from aenv.client.control import key_for, platform_url
 from aenv.client.leases import leases
-from aenv.client.mcp import plain_header
 from aenv.client.services import ServicesClient
+from aenv.control import key_for, plain_header, platform_url
 from aenv.errors import AEnvError, Invalid, NetworkError, NotFound, SandboxLost, StartFailed, Unsupported
 from aenv.models import Sandbox, SandboxSpec, State, told
 from aenv.wire import LEASE, Expose, Instance, InstanceRequest

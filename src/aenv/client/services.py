@@ -9,8 +9,8 @@ from contextlib import aclosing
 from typing import Any
 
 from aenv.client.api import prefer, printed
-from aenv.client.control import Service as Plane
-from aenv.client.control import segment
+from aenv.control import Service as Plane
+from aenv.control import segment
 from aenv.errors import Invalid, NetworkError, SandboxLost, StartFailed
 from aenv.models import VERSION, EnvRef, Sandbox, SandboxSpec
 from aenv.wire import PAGE, Service, ServiceChange, ServiceRequest

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 ENGINES = {
     "docker": "aenv.engines.docker.engine:DockerEngine",
+    "http": "aenv.engines.remote:RemoteEngine",
+    "kubernetes": "aenv.engines.kubernetes.engine:KubernetesEngine",
     "plain": "aenv.engines.plain:PlainEngine",
     "process": "aenv.engines.process.engine:ProcessEngine",
 }
@@ -16,11 +18,21 @@ ENGINES = {
 
 
 def load_engine(name: str, **options: Any) -> Engine:
-    """The engine of that name, made with these options."""
-    return _find(name)(**options)
+    """The engine of that name, made with these options. ``name=rest`` gives it ``rest`` as its address."""
+    kind, _, address = name.partition("=")
+    if address:
+        options["address"] = address
+    try:
+        return engine_class(kind)(**options)
+    except TypeError as exc:
+        from aenv.errors import Invalid
+
+        raise Invalid(f"the engine {name!r} cannot be made like this: {exc}") from exc
 
 
-def _find(name: str) -> type[Engine]:
+def engine_class(name: str) -> type[Engine]:
+    """What makes engines of that name, whatever their address."""
+    name = name.partition("=")[0]
     # Loaded here: what a sandbox's first process imports from this package must be next to nothing.
     from importlib import import_module
     from importlib.metadata import entry_points

@@ -69,6 +69,10 @@ class Engine(ABC):
 
     name: ClassVar[str]
     """What a person calls it: ``process``, ``docker``."""
+    shared: ClassVar[bool] = False
+    """Whether several servers reach the same sandboxes by it, wherever they run."""
+    images: ClassVar[bool] = False
+    """Whether it runs images: a spec that has one then needs no files of the project."""
     cannot: Mapping[str, str] = {}
     """Checks of the conformance list that it cannot pass as it runs here, or the power that several need, each with
     the reason."""
@@ -115,7 +119,7 @@ class Engine(ABC):
                         return seen
                     if seen.state.over:
                         raise StartFailed(f"{id} did not start: {seen.reason or seen.state.lower()}")
-                    await asyncio.sleep(pause)
+                    await self._pause(id, pause)
                     pause = min(pause * 2, 1.0)
         except NotFound as exc:
             raise StartFailed(f"{id} is gone: it was deleted while it started") from exc
@@ -126,6 +130,10 @@ class Engine(ABC):
             why = f": {seen.reason}" if seen and seen.reason else ""
             spent = _spent(seen) if where else ""
             raise StartFailed(f"{id} is {how} after {timeout:g} s{why}{spent}") from None
+
+    async def _pause(self, id: str, seconds: float) -> None:
+        """Wait before it is worth to look at a start again: so long, or until an engine that is told of it knows."""
+        await asyncio.sleep(seconds)
 
     @asynccontextmanager
     async def provision(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
@@ -212,6 +220,11 @@ class Engine(ABC):
                 f"the {self.name} engine cannot {what}",
                 hint="use the docker engine: aenv serve --engine docker, or AENV_ENGINE=docker",
             )
+
+    async def prepare(self, spec: SandboxSpec) -> bool:
+        """Do now what the first sandbox of such a spec would have to wait for, and keep it: packages, an image. False
+        when this engine keeps nothing, and nothing was done."""
+        return False
 
     async def output(self, id: str, start: int) -> Output:
         """What the sandbox printed, from that position on, as far as it is kept. ``logs`` is built on this."""

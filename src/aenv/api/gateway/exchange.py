@@ -51,6 +51,7 @@ class Exchange:
         "_headers",
         "_held",
         "_keep",
+        "_moves",
         "_out",
         "_parser",
         "_passage",
@@ -118,6 +119,8 @@ class Exchange:
         self._answered = False
         self._reusable = False
         self._switched = False
+        self._moves = False
+        """Whether another replica is asked instead."""
 
     # From the client's connection
 
@@ -233,6 +236,8 @@ class Exchange:
         self.touch()
         if passage.crew is not None:
             self._router.sent(passage)
+            if upstream.sandbox.is_beyond and not self._begins and self._head.upgrade is None:
+                self._sent = []  # until it is known that something of it got there
         if self._watch is not None:
             self._watch.passed()
         self._begins = len(passage.head)
@@ -264,6 +269,15 @@ class Exchange:
             raise failures.Busy(message, hint="ask again: it does no harm")
         raise NetworkError(message, hint="whether it did what was asked is not known")
 
+    async def _elsewhere(self) -> None:
+        """The replica that was asked got nothing of the request."""
+        assert self._passage is not None
+        self._repeats += 1
+        body = b"".join(self._sent or ())[self._begins :]
+        self._sent = [] if self._repeats < REPEATS else None
+        self._reset()
+        self._attach(await self._router.connect(self._passage), body)
+
     @property
     def _is_for_service(self) -> bool:
         """Whether another gateway passes on to us what was asked of a service."""
@@ -279,7 +293,8 @@ class Exchange:
     # From the connection to the sandbox
 
     def answer_received(self, data: bytes) -> None:
-        self._sent = None
+        if self._passage is None or self._passage.crew is None or not self._passage.sandbox.is_beyond:
+            self._sent = None  # else the answer may be that nothing of it got there
         rest = b""
         self._untold += len(data)
         try:
@@ -295,7 +310,11 @@ class Exchange:
         if self._back:
             back, self._back = self._back, []
             self._connection.send(b"".join(back))
-        if self._fault:
+        if self._moves and self._upstream is not None:
+            self._upstream.give_up()
+            self._upstream = None
+            self._run(self._elsewhere)
+        elif self._fault:
             self._fail(NetworkError(f"the sandbox's answer is not one: {self._fault}"))
         elif self._switched:
             self._switch(rest)
@@ -305,6 +324,8 @@ class Exchange:
     def upstream_lost(self, error: Exception | None) -> None:
         self._upstream = None
         if not self._begun:
+            if self._untold or not self._head.repeatable:
+                self._sent = None  # it may have run
             self._run(self._again)
         elif self._until_end and error is None:
             if self._chunks:
@@ -345,6 +366,8 @@ class Exchange:
         self._reason = b""
         if answer.status == 101:
             self._agree(answer)
+        elif answer.not_sent and self._sent is not None and self._router.moved(self._passage):
+            self._moves = self._answered = True
         elif answer.status >= 200:
             self._begin(answer)
         elif not self._head.is_old:
@@ -373,6 +396,7 @@ class Exchange:
     def _begin(self, answer: Answer) -> None:
         """Write the head, and settle how the client learns where the body ends."""
         self._begun = True
+        self._sent = None
         is_empty = answer.is_bare or self._head.method == b"HEAD"
         has_no_length = answer.length is None and not answer.is_bare
         self._chunks = has_no_length and not is_empty and not self._head.is_old
@@ -459,6 +483,7 @@ class Exchange:
                 page=self._exposed,
                 with_body=self._head.method != b"HEAD",
                 request_id=self._head.request_id,
+                not_sent=self._is_for_service and not self._begins and isinstance(error, failures.Busy),
             )
         )
 

@@ -43,10 +43,17 @@ class Busy(NetworkError):
 
 
 def answer(
-    error: AEnvError, *, close: bool, page: bool, with_body: bool = True, request_id: bytes | None = None
+    error: AEnvError,
+    *,
+    close: bool,
+    page: bool,
+    with_body: bool = True,
+    request_id: bytes | None = None,
+    not_sent: bool = False,
 ) -> bytes:
-    """A failure as a whole answer: in the runtime's envelope, or as a page for a person."""
-    headers = []
+    """A failure as a whole answer: in the runtime's envelope, or as a page for a person. ``not_sent`` tells the gateway
+    of a service that the sandbox got nothing of the request."""
+    headers = ["AEnv-Hop: not-sent"] if not_sent else []
     if request_id is not None:
         headers.append(f"X-Request-Id: {request_id.decode()}")
     if error.status == 401:

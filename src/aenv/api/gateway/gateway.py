@@ -29,6 +29,7 @@ class Gateway:
         *,
         key: bytes,
         legacy: bool = False,
+        open: bool = False,
         loopback: bool = True,
         allowed_hosts: Iterable[str] = (),
         ports_domain: str = "localhost",
@@ -37,7 +38,8 @@ class Gateway:
         watcher: Watcher | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """``key`` signs exposed URLs. ``legacy`` lets an instance's id stand in for a credential. ``loopback`` says
+        """``key`` signs exposed URLs. ``legacy`` lets an instance's id stand in for a credential; ``open`` passes
+        everything on, and leaves it to each sandbox to judge by itself who comes. ``loopback`` says
         that only this machine gets here, which narrows the names it is called by; ``allowed_hosts`` widens them.
         ``ports_domain`` is the domain under which exposed ports get their names, or a URL of it when TLS ends in
         front of us, such as ``https://ports.example.com``. Without ``services`` there are none here. ``watcher`` is
@@ -45,7 +47,7 @@ class Gateway:
         """
         self._names = Names(key, ports_domain)
         hosts = Hosts(loopback=loopback, allowed_hosts=allowed_hosts)
-        self.router = Router(directory, hosts, self._names, legacy=legacy, services=services)
+        self.router = Router(directory, hosts, self._names, legacy=legacy, open=open, services=services)
         self.watching = Watching(watcher, tracer) if watcher is not None or tracer is not None else None
         """Who wants to know of each call, if anybody does."""
         self.port = 0

@@ -45,7 +45,7 @@ _MARK = b"~"
 """Between a session's id and its replica's, which has none."""
 _STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
-_TOLD = _HOP_BY_HOP | {b"aenv-boot", b"mcp-session-id", b"server-timing", b"x-request-id"}
+_TOLD = _HOP_BY_HOP | {b"aenv-boot", b"aenv-hop", b"mcp-session-id", b"server-timing", b"x-request-id"}
 """What of an answer is looked at, and not simply passed on."""
 _life = secrets.token_hex(6).encode()
 _numbers = count(1)
@@ -325,6 +325,11 @@ class Answer:
     def has(self, name: bytes) -> bool:
         """Whether it has a header, given in lower case."""
         return b"\n%b:" % name in b"\n" + self._kept.lower()
+
+    @property
+    def not_sent(self) -> bool:
+        """Whether the gateway of another server says that the sandbox got nothing of the request."""
+        return self.status == 503 and self._told.get(b"aenv-hop") == b"not-sent"
 
     def as_told(self) -> bytes:
         """What was looked at, as the sandbox said it."""

@@ -27,8 +27,16 @@ class Router:
     """Finds the way for a request."""
 
     def __init__(
-        self, directory: Directory, hosts: Hosts, names: Names, *, legacy: bool, services: Services | None = None
+        self,
+        directory: Directory,
+        hosts: Hosts,
+        names: Names,
+        *,
+        legacy: bool = False,
+        open: bool = False,
+        services: Services | None = None,
     ) -> None:
+        """``open``: the tokens of sandboxes are not known here, and each judges by itself who comes."""
         self.directory = directory
         self.balancer = None if services is None else Balancer(services, self.sandbox)
         self.sandboxes: dict[str, Sandbox] = {}
@@ -36,6 +44,7 @@ class Router:
         self._hosts = hosts
         self._names = names
         self._legacy = legacy
+        self._open = open
         self.draining = False
         """Whether this server is about to end: whoever asks after its health is told so, and sends it no more."""
         self._plain: set[bytes] = set()
@@ -79,6 +88,8 @@ class Router:
         if place is None or place.failure is not None:
             return None
         sandbox = self.sandbox(place)
+        if self._open:
+            return Passage(sandbox, head)
         token, _ = head.token()
         if token is not None and sandbox.tokens.has(token):
             return Passage(sandbox, head)
@@ -103,6 +114,10 @@ class Router:
         if wanted.port:
             return await self._to_port(wanted, head)
         what = "service" if wanted.is_service else "instance"
+        if self._open:
+            if (found := await self._place(wanted.id)) is None:
+                raise NotFound(f"there is no sandbox {wanted.id!r}", hint="it may have ended")
+            return self._to(found, head)
         token, in_url = head.token()
         if token == "" or (token is None and not self._legacy):
             raise Unauthorized(
@@ -120,10 +135,13 @@ class Router:
             place = await self._place(wanted.id)
             owner_token = await self._shown(place, token, in_url=in_url)
             if place is not None and owner_token is not None:
-                if place.failure is not None:
-                    raise place.failure.with_traceback(None)
-                return Passage(self.sandbox(place), head, owner_token or None)
+                return self._to(place, head, owner_token or None)
         raise NotFound(f"there is no {what} {wanted.id!r}", hint="it may have ended, or be another owner's")
+
+    def _to(self, place: Place, head: Head, owner_token: str | None = None) -> Passage:
+        if place.failure is not None:
+            raise place.failure.with_traceback(None)
+        return Passage(self.sandbox(place), head, owner_token)
 
     async def _shown(self, there: Place | Replicas | None, token: str | None, *, in_url: bool) -> str | None:
         """The token that is shown to the sandbox in place of this one; empty when it is this one, None for who may not
@@ -204,6 +222,8 @@ class Router:
                 failed = exc
             place = await self._news(sandbox)
             if loop.time() > deadline:
+                if sandbox.is_beyond:  # whoever passes on to it is not there, which says nothing of the sandbox
+                    raise Busy(f"instance {place.id} cannot be reached: {failed.message}", hint="ask again in a moment")
                 raise SandboxLost(f"instance {place.id} is gone: {failed.message}")
             sandbox = self._moved(sandbox, place)
             await asyncio.sleep(pause)
@@ -226,6 +246,16 @@ class Router:
         """A service's replica broke off, and is not asked again."""
         if self.balancer is not None:
             self.balancer.shun(passage)
+
+    def moved(self, passage: Passage | None) -> bool:
+        """Whether a service's request goes to another replica, since this one got nothing of it."""
+        if passage is None or passage.crew is None:
+            return False
+        self.broke(passage)
+        other = None if passage.is_bound else passage.crew.choose((passage.sandbox.place.id,))
+        if other is not None:
+            passage.move(other)
+        return other is not None
 
     def _moved(self, sandbox: Sandbox, place: Place) -> Sandbox:
         """The sandbox at the place where its instance is now; what was written for the old one must fit there."""

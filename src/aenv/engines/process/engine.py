@@ -135,6 +135,11 @@ class ProcessEngine(Engine):
         if second is not None and second.image:
             super().check_second(second)
 
+    async def prepare(self, spec: SandboxSpec) -> bool:
+        self.check_second(spec.second)
+        await _request(spec, self.isolation)
+        return True
+
     async def get(self, id: str) -> Sandbox:
         try:
             return _sandbox(await (await self._open()).ask("get", id=id))

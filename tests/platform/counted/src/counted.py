@@ -1,7 +1,7 @@
 """Tools that tell a counter outside of every call, before they answer: whatever ends this process, what ran is known.
 
-The counter is at the port ``COUNTER`` of the machine's loopback. The edition ``bad`` never becomes ready where it is
-to count.
+The counter is at ``COUNTER``: host and port, or a port of the machine's loopback. The edition ``bad`` never becomes
+ready where it is to count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def tell(who: str, line: str) -> None:
     """One line to the counter, on a connection of this process."""
     counter = _counters.get(os.getpid())
     if counter is None:
-        counter = _counters[os.getpid()] = socket.create_connection(("127.0.0.1", int(os.environ["COUNTER"])), 60)
+        host, _, port = os.environ["COUNTER"].rpartition(":")
+        counter = _counters[os.getpid()] = socket.create_connection((host or "127.0.0.1", int(port)), 60)
         line = f"at {who}\n{line}"
     counter.sendall(f"{line}\n".encode())
 

@@ -1,4 +1,4 @@
-"""The platform as a process: hub, API service and gateway over one store, from their options to their end.
+"""The platform as a process: hub, API service, gateway or controller over one store, from their options to their end.
 
 What was acknowledged is in the store before it is answered. Sandboxes as processes and as containers live on when the
 server ends, and are found again by the next one on the same store.
@@ -10,16 +10,13 @@ import asyncio
 import hashlib
 import logging
 import os
-import re
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
-
-import msgspec
 
 from aenv import config, project, tracing
 from aenv.api import pools, quotas, top, usage_routes
@@ -38,33 +35,35 @@ from aenv.api.services.owners import Services
 from aenv.api.top import Loads
 from aenv.api.watchers import Watchers
 from aenv.auth.audit import Audit
-from aenv.auth.callers import Caller
 from aenv.auth.keys import platform_key
 from aenv.auth.secrets import Secrets
 from aenv.auth.tokens import Tokens, local_token
 from aenv.cleanup import finish
-from aenv.client.control import control_url
-from aenv.client.hub import HubClient
-from aenv.engines import load_engine
+from aenv.control import control_url
+from aenv.controller import routes as controller_routes
+from aenv.controller.directory import EngineDirectory
+from aenv.controller.service import Controller
+from aenv.engines import engine_class, load_engine
 from aenv.engines.base import Engine
-from aenv.errors import AEnvError, Conflict, Invalid, NetworkError, did_you_mean
+from aenv.errors import AEnvError, Conflict, NetworkError
 from aenv.hub import routes as hub_routes
-from aenv.hub.records import RUNNABLE
 from aenv.hub.service import Hub
-from aenv.models import NAME, EnvRef
 from aenv.runtime.access import Hosts, is_loopback
 from aenv.runtime.protocol import Connections
 from aenv.runtime.server import Listener, bind, loop_factory, stop_at_end, stop_at_signals
+from aenv.serve.hubs import HubElsewhere, HubHere
+from aenv.serve.naming import own_name, shared_name, url_of
+from aenv.serve.options import TITLES, check
+from aenv.serve.options import Options as Options
 from aenv.store import Store, open_store
 from aenv.store.blobs import open_blobs
 from aenv.web import accounts, logs
 from aenv.web.app import App
 from aenv.web.metrics import Metrics
-from aenv.wire import Env, Status
+from aenv.web.routes import Route
 
 log = logging.getLogger("aenv.serve")
 
-PORT, DATA_PORT = 8080, 8081
 STATE = "platform"
 """What engines call the sandboxes that live on."""
 _STORE = 15.0
@@ -73,40 +72,6 @@ _ENGINE = 60.0
 """Seconds in which an engine must show that it works."""
 _SLOW, _PAUSE = 1.0, 0.5
 _BACKLOG = 4096
-_TITLES = {"all": "AEnvironment platform", "hub": "AEnvironment hub", "api": "AEnvironment API service"}
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What is served, and how. Every default is that of a platform for this machine's user alone."""
-
-    what: str = "all"
-    """``all``, ``hub`` or ``api``."""
-    host: str = "127.0.0.1"
-    port: int = PORT
-    """Of the control plane; 0 for any that is free."""
-    data_port: int = DATA_PORT
-    data_url: str = ""
-    """What clients call the data port, when it is not this machine's own address."""
-    store: str = ""
-    """``sqlite:PATH`` or ``redis://...``; empty for a file in the home."""
-    blobs: str = ""
-    """``file:PATH`` or ``s3://...``; empty for a folder in the home."""
-    engine: str = "process"
-    hub_url: str = ""
-    """The hub that ``api`` alone asks."""
-    project: Path | None = None
-    """Serve instances of the project there, and nothing else: ``api`` without a hub. They end with the server."""
-    legacy: int = 0
-    """How often it was said that an instance's id may stand in for a credential on the data port; beyond this machine
-    it must be said twice."""
-    ports_domain: str = ""
-    """The domain, or a URL of it, under which exposed ports get an origin of their own."""
-    datasources: list[str] = []
-    """Directories whose content instances may be given as data."""
-    name: str = ""
-    """What this server is called among those on one store; empty for the machine's name."""
-    lifeline: int | None = None
-    """A descriptor: the server ends when what it reads does."""
 
 
 class Running(NamedTuple):
@@ -154,38 +119,13 @@ async def _serve(options: Options, ready: Callable[[Running], None]) -> None:
 @asynccontextmanager
 async def running(options: Options) -> AsyncIterator[Running]:
     """A platform for the length of a block."""
-    _check(options)
+    check(options)
     async with AsyncExitStack() as stack:
         control = stack.enter_context(bind(options.host, options.port))
         data = None
         if options.what != "hub":
             data = stack.enter_context(bind(options.host, options.data_port, "--data-port"))
         yield await _Platform(options, stack).start(control, data)
-
-
-def _check(options: Options) -> None:
-    if not options.host:
-        raise Invalid("no address to listen on is given", hint="use 127.0.0.1, or 0.0.0.0 for every one that there is")
-    if options.data_url and (
-        urlsplit(options.data_url).scheme not in ("http", "https") or "//" not in options.data_url
-    ):
-        raise Invalid(f"{options.data_url!r} is not the URL of a data port", hint="use https://data.example.org")
-    if options.what not in _TITLES:
-        raise Invalid(f"there is no {options.what!r} to serve", hint=did_you_mean(options.what, _TITLES))
-    if options.what == "api" and not options.hub_url and options.project is None:
-        raise Invalid("an API service needs a hub", hint="name it with --hub-url, or serve everything: aenv serve")
-    if options.what != "api" and (options.hub_url or options.project is not None):
-        raise Invalid("only an API service asks another hub", hint="aenv serve api --hub-url URL")
-    if options.name and not NAME.fullmatch(options.name):
-        raise Invalid(f"{options.name[:64]!r} is not a server's name", hint="use letters, digits, '-', '_' and '.'")
-    for path in options.datasources:
-        if not Path(path).is_dir():
-            raise Invalid(f"{path} is no directory that instances could be given", hint="--allow-datasource names one")
-    if options.legacy == 1 and not is_loopback(options.host):
-        raise Invalid(
-            f"the legacy data plane on {options.host} lets in whoever learns an instance's id",
-            hint="say it twice if that is meant: --legacy-data-plane --legacy-data-plane-beyond-loopback",
-        )
 
 
 class _Platform:
@@ -196,9 +136,10 @@ class _Platform:
         self._stack = stack
         self._loopback = is_loopback(options.host)
         self._home = config.home()
-        self._folder = self._home / "platform"
+        self._folder = self._home / ("controller" if options.what == "controller" else STATE)
         self._grace: float = config.get("grace")
         self._drain: float = config.get("drain")
+        self._metrics, self._tracer = Metrics(), tracing.configured()
         self._peers: Peers | None = None
 
     async def start(self, control: socket.socket, data: socket.socket | None) -> Running:
@@ -208,33 +149,71 @@ class _Platform:
         tokens, secrets, audit = Tokens(store, local=local), Secrets(store), Audit(store)
         self._stack.push_async_callback(_finish, audit.close)
         routes = accounts.routes(tokens, secrets, audit)
+        if self._tracer is not None:
+            self._stack.push_async_callback(asyncio.to_thread, self._tracer.flush)
+        data_url = ""
+        if data is not None:
+            data_url = self._options.data_url or url_of(self._options.host, data)
+        more: list[Route]
+        gateway: Gateway | None
+        if self._options.what == "controller":
+            more, gateway = await self._controller(await platform_key(store), data_url)
+        else:
+            more, gateway = await self._platform(store, tokens, secrets, local, control, data, data_url)
+        routes += more
+        app = App(
+            routes,
+            title=TITLES[self._options.what],
+            authenticate=tokens.authenticate,
+            guard=Hosts(loopback=self._loopback, allowed_hosts=self._names()),
+            audit=audit.note,
+            metrics=self._metrics,
+            tracer=self._tracer,
+        )
+        await self._listen(app, control, gateway, data)
+        first = None if self._loopback else await tokens.first(config.get("first_token"))
+        token_file = self._home / "token" if self._loopback else None
+        return Running(url_of(self._options.host, control), data_url, token_file, first)
+
+    # Parts
+
+    async def _platform(
+        self,
+        store: Store,
+        tokens: Tokens,
+        secrets: Secrets,
+        local: str | None,
+        control: socket.socket,
+        data: socket.socket | None,
+        data_url: str,
+    ) -> tuple[list[Route], Gateway | None]:
+        """The routes of hub and API service, as far as they are served here, and the gateway."""
+        routes: list[Route] = []
         source: Source
         if self._options.what != "api":
             hub = await self._hub(store)
             routes += hub_routes.routes(hub)
-            source = _HubHere(hub)
+            source = HubHere(hub)
         elif self._options.project is not None:
             await asyncio.to_thread(project.read, self._options.project, config_required=False)  # or it says why not
             source = ProjectHere(self._options.project)
         else:
             hub_url = control_url(self._options.hub_url)
             # This user's token is for servers of this machine, and nobody else is shown it.
-            source = _HubElsewhere(hub_url, local if is_loopback(urlsplit(hub_url).hostname or "") else None)
-        gateway, data_url = None, ""
-        metrics, tracer = Metrics(), tracing.configured()
-        if tracer is not None:
-            self._stack.push_async_callback(asyncio.to_thread, tracer.flush)
+            own = local if is_loopback(urlsplit(hub_url).hostname or "") else None
+            source = HubElsewhere(hub_url, config.get("hub_key") or own)
+        gateway = None
         if data is not None:
-            data_url = self._options.data_url or _url(self._options.host, data)
             host = self._options.host
+            key = await platform_key(store)
             self._peers = Peers(
-                *(store, self._options.name or _name(self._options.store, self._home)),
-                control_url=_url(host, control),
-                data_url=_url(host, data),
+                *(store, self._name(key)),
+                control_url=url_of(host, control),
+                data_url=url_of(host, data),
                 folder=self._folder / "servers",
             )
             instances = await self._instances(store, source, secrets, data_url, self._peers)
-            observed = Observed(metrics, instances.lives, store, lines=logs.lines(), tracer=tracer)
+            observed = Observed(self._metrics, instances.lives, store, lines=logs.lines(), tracer=self._tracer)
             self._stack.push_async_callback(_finish, observed.close)
             await observed.start()
             meter = Meter(store, instances.lives)
@@ -244,28 +223,38 @@ class _Platform:
             observed.observe_services(lambda: services.keepers.looked_after)
             loads = Loads(instances.lives)
             told = Watchers(observed, meter, loads)
-            gateway = self._gateway(instances, services, tokens, await platform_key(store), data, told)
+            gateway = self._gateway(instances, services, tokens, key, data, told)
             routes += api_routes.routes(instances)
             routes += quotas.routes(instances.quotas)
             routes += pools.routes(instances.pools)
             routes += service_routes.routes(services)
             routes += usage_routes.routes(meter.ledger, instances.lives.clock)
             routes += top.routes(loads)
-        app = App(
-            routes,
-            title=_TITLES[self._options.what],
-            authenticate=tokens.authenticate,
-            guard=Hosts(loopback=self._loopback, allowed_hosts=self._names()),
-            audit=audit.note,
-            metrics=metrics,
-            tracer=tracer,
-        )
-        await self._listen(app, control, gateway, data)
-        first = None if self._loopback else await tokens.first()
-        token_file = self._home / "token" if self._loopback else None
-        return Running(_url(self._options.host, control), data_url, token_file, first)
+        return routes, gateway
 
-    # Parts
+    async def _controller(self, key: bytes, data_url: str) -> tuple[list[Route], Gateway]:
+        """The routes of a controller, and the gateway to its sandboxes."""
+        options = self._options
+        controller = Controller(
+            await self._engine(state=self._state(key), key=key),
+            self._folder / "projects",
+            data_url=data_url,
+            carry=options.carry,
+            datasources=[Path(path) for path in options.datasources],
+        )
+        self._stack.push_async_callback(_finish, controller.close)
+        directory = EngineDirectory(controller.engine)
+        gateway = Gateway(directory, key=key, open=True, loopback=self._loopback, allowed_hosts=self._names())
+        controller.listeners += [directory.forget, gateway.ended]
+        return controller_routes.routes(controller), gateway
+
+    def _name(self, key: bytes) -> str:
+        """What this server is called: by itself, or with all that reach the same sandboxes."""
+        if self._options.name:
+            return self._options.name
+        if self._options.project is None and engine_class(self._options.engine).shared:
+            return shared_name(self._options.engine, key)
+        return own_name(self._options.store, self._home)
 
     async def _open_store(self) -> Store:
         url = self._options.store
@@ -288,7 +277,7 @@ class _Platform:
 
     @property
     def _own_store(self) -> str:
-        return f"sqlite:{self._folder / 'platform.db'}"
+        return f"sqlite:{self._folder / self._folder.name}.db"
 
     async def _hub(self, store: Store) -> Hub:
         blobs = await open_blobs(self._options.blobs or f"file:{self._folder / 'blobs'}")
@@ -301,7 +290,7 @@ class _Platform:
         self, store: Store, source: Source, secrets: Secrets, data_url: str, peers: Peers
     ) -> Instances:
         options, key = self._options, await platform_key(store)
-        engine = await self._engine(state=self._state(key))
+        engine = await self._engine(state=self._state(key), key=key)
         instances = Instances(
             store,
             engine,
@@ -318,16 +307,20 @@ class _Platform:
         await instances.start()
         return instances
 
-    async def _engine(self, *, state: str, known: bool = False) -> Engine:
-        """The engine, once it has shown that it works here; ``known`` leaves that to another one of its kind."""
+    async def _engine(self, *, state: str, key: bytes = b"", known: bool = False) -> Engine:
+        """The engine, once it has shown that it works here; ``known`` leaves that to another one of its kind. ``key``
+        is what those who share its sandboxes have in common."""
         name = self._options.engine
-        chosen = {}
-        if name == "docker":
+        chosen: dict[str, Any] = {}
+        kind = name.partition("=")[0]
+        if kind == "docker":
             chosen = {"state": state}
-        elif name == "process":
+        elif kind == "kubernetes":
+            chosen = {"state": state, "key": hashlib.sha256(b"engine" + key).digest() if key else None}
+        elif kind == "process":
             isolation, place = config.lookup("isolation")
             chosen = {"state": state, "isolation": "strict" if place == "default" and not self._loopback else isolation}
-        elif name == "plain" and not self._loopback:
+        elif kind == "plain" and not self._loopback:
             log.warning("the engine 'plain' isolates nothing: whoever may run an instance has this machine")
         try:
             async with asyncio.timeout(_ENGINE):
@@ -336,24 +329,24 @@ class _Platform:
                     await engine.find()
         except TimeoutError:
             raise AEnvError(f"the engine {name!r} does not answer", hint="'aenv doctor' looks into it") from None
-        except TypeError as exc:
-            raise Invalid(f"the engine {name!r} cannot be made without options: {exc}") from exc
         return engine
 
     def _state(self, key: bytes) -> str:
         """Under which name sandboxes live on: the same for those who share a store, and for nobody else."""
         if self._options.project is not None:
             return ""
-        if self._options.engine == "docker":  # its daemon may be that of others too, whose stores have the same names
-            return f"{STATE}-{hashlib.sha256(b'state' + key).hexdigest()[:12]}"
+        base = self._folder.name
+        if self._options.engine.partition("=")[0] in ("docker", "kubernetes"):
+            # It may be that of others too, whose stores have the same names.
+            return f"{base}-{hashlib.sha256(b'state' + key).hexdigest()[:12]}"
         scheme, _, path = (self._options.store or self._own_store).partition(":")
         if scheme == "sqlite":
             place = os.path.abspath(os.path.expanduser(path.removeprefix("//")))
             if f"{scheme}:{place}" == self._own_store:
-                return STATE
+                return base
         else:
             place = path.rpartition("@")[2].strip("/")  # whoever is its user there
-        return f"{STATE}-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
+        return f"{base}-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
 
     async def _services(self, store: Store, instances: Instances, secrets: Secrets, data_url: str) -> Services:
         key = await platform_key(store)
@@ -380,7 +373,7 @@ class _Platform:
             allowed_hosts=self._names(),
             ports_domain=self._options.ports_domain or "localhost",
             watcher=watcher,
-            tracer=tracing.configured(),
+            tracer=self._tracer,
         )
         front = urlsplit(self._options.data_url)
         gateway.port = front.port or (443 if front.scheme == "https" else 80) if front.scheme else data.getsockname()[1]
@@ -421,7 +414,7 @@ class _Platform:
                 if sock is not None:
                     sock.listen(_BACKLOG)
             except OSError as exc:  # somebody who began when we did was faster
-                where, why = _url(self._options.host, sock or control), exc.strerror or exc
+                where, why = url_of(self._options.host, sock or control), exc.strerror or exc
                 raise Conflict(f"cannot listen at {where}: {why}", hint="choose other ports") from exc
         server = await loop.create_server(connections, sock=control, backlog=_BACKLOG)
         listeners.append(Listener(control, server, connections))
@@ -430,63 +423,5 @@ class _Platform:
             listeners.append(Listener(data, server, gateway))
 
 
-class _HubHere:
-    """The hub of this process, as the API service sees it."""
-
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-
-    async def resolve(self, ref: EnvRef, call_token: str, caller: Caller) -> Env:
-        return await self._hub.resolve(caller, ref)
-
-    async def package(self, env: Env, call_token: str, caller: Caller) -> AsyncIterator[bytes]:
-        return (await self._hub.package(caller, env.name, env.version))[1]
-
-
-class _HubElsewhere:
-    """A hub that is asked over the network, with the token of whoever asks us."""
-
-    def __init__(self, url: str, own_token: str | None) -> None:
-        self._url = url
-        self._own_token = own_token
-        """For what was begun by a server that is gone, and is gone on with."""
-
-    async def resolve(self, ref: EnvRef, call_token: str, caller: Caller) -> Env:
-        env = await self._client(call_token).get(ref)
-        if env.status not in RUNNABLE or not env.digest:
-            why = env.reason or ("it has no package" if not env.digest else f"it is {Status(env.status).title}")
-            raise Conflict(f"{env.id} cannot be run: {why}", hint="push its package, or name another version")
-        return env
-
-    async def package(self, env: Env, call_token: str, caller: Caller) -> AsyncIterator[bytes]:
-        return self._client(call_token).package(env)
-
-    def _client(self, call_token: str) -> HubClient:
-        return HubClient(self._url, call_token or self._own_token)
-
-
 async def _finish(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
     await finish(close())
-
-
-def _url(host: str, sock: socket.socket) -> str:
-    """How a client reaches a socket."""
-    if host in ("0.0.0.0", "::"):  # noqa: S104 - it is asked for, not offered
-        host = _address(sock.family)
-    return f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
-
-
-def _address(family: int) -> str:
-    """This machine's own address, as others see it."""
-    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1" if family == socket.AF_INET else "2001:db8::1", 9))  # nothing is sent
-        return str(probe.getsockname()[0])
-    return socket.gethostname()
-
-
-def _name(store: str, home: Path) -> str:
-    """What a server is called: a file has one server, wherever the machine is; others go by machine and home."""
-    if not store or store.startswith("sqlite:"):
-        return "server"
-    machine = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname())[:48].strip("-.") or "server"
-    return f"{machine}-{hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:8]}"

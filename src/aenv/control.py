@@ -1,4 +1,4 @@
-"""Asking a control plane, the hub or the API service: its address, the caller's token, one question and its answer."""
+"""Asking a control plane (hub, API service, controller): its address, the token, one question and its answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import msgspec
 from msgspec import Struct
 
 from aenv import config, http, tracing
-from aenv.client.mcp import plain_header
 from aenv.errors import (
     AEnvError,
     Conflict,
@@ -41,6 +40,8 @@ MOST_FAILURE = 1024 * 1024
 QUIET = 60.0
 """Seconds that either side of an up- or download may be silent."""
 _PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+PLAIN = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+"""What a header carries as it is."""
 _LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
 _REPEATABLE = ("GET", "HEAD", "PUT", "DELETE")
 _BY_STATUS: dict[int, type[AEnvError]] = {
@@ -58,6 +59,8 @@ _BY_STATUS: dict[int, type[AEnvError]] = {
     504: NetworkError,
     507: StorageFull,
 }
+_PLATFORM = "the platform"
+_START = "start one with 'aenv serve', or set AENV_SYSTEM_URL to where it is"
 T = TypeVar("T")
 Query = Mapping[str, str | int | float | bool | Sequence[str] | None]
 
@@ -78,8 +81,19 @@ class _Failure(Struct):
 class Service:
     """One control plane, as one caller sees it."""
 
-    def __init__(self, url: str, key: str | None = None, *, timeout: float = 60.0, retries: int = 5) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        *,
+        timeout: float = 60.0,
+        retries: int = 5,
+        called: str = _PLATFORM,
+        hint: str = _START,
+    ) -> None:
+        """``called`` and ``hint``: what a person is told when it is not there."""
         self.url = url
+        self._called, self._hint = called, hint
         self.timeout = timeout
         self.retries = retries
         self._authorization = b""
@@ -142,7 +156,7 @@ class Service:
             return http.stream(*where, headers=lines, body=body, size=size, patience=patience)
 
         async with AsyncExitStack() as stack:
-            with _explained(self.url):
+            with self._explained():
                 answer = await self._begun(asking, stack, repeatable=method in ("GET", "HEAD"))
             if not 200 <= answer.status < 300:
                 raise failure(answer.status, await answer.read(MOST_FAILURE), self.url, answer.headers)
@@ -217,7 +231,7 @@ class Service:
     ) -> http.Response:
         lines = self._lines(headers or {})
         seconds = self.timeout if timeout is None else timeout
-        with _explained(self.url):
+        with self._explained():
             try:
                 async with asyncio.timeout(seconds) as limit:
                     return await http.request(
@@ -240,14 +254,13 @@ class Service:
             lines += f"traceparent: {context.decode()}\r\n"
         return self._authorization + b"Accept: application/json, */*\r\n" + lines.encode()
 
-
-@contextmanager
-def _explained(url: str) -> Iterator[None]:
-    try:
-        yield
-    except http.NotSent as exc:
-        hint = "start one with 'aenv serve', or set AENV_SYSTEM_URL to where it is"
-        raise http.NotSent(f"the platform at {url} cannot be reached: {exc.message}", hint=hint) from exc
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except http.NotSent as exc:
+            message = f"{self._called} at {self.url} cannot be reached: {exc.message}"
+            raise http.NotSent(message, hint=self._hint) from exc
 
 
 @functools.lru_cache(maxsize=64)
@@ -284,6 +297,13 @@ def _told(status: int, body: bytes, url: str) -> AEnvError:
     if type(told) is AEnvError and found.error != AEnvError.code:
         return _BY_STATUS.get(status, AEnvError)(message, hint=found.hint)
     return told
+
+
+def plain_header(value: str, what: str) -> str:
+    """A value that must go into a header as it is."""
+    if not PLAIN.fullmatch(value):
+        raise Invalid(f"{what} has characters that a header does not carry")
+    return value
 
 
 def segment(text: str) -> str:

@@ -1,0 +1,1 @@
+"""A local engine, served over HTTP for API services elsewhere."""
