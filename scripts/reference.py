@@ -1,4 +1,5 @@
-"""Writes docs/reference/settings.md, api.md and http.md from the code; ``--check`` says whether they are up to date."""
+"""Writes settings.md, api.md, http.md and values.md in docs/reference from the code; ``--check`` says whether they are
+current."""
 
 from __future__ import annotations
 
@@ -15,6 +16,9 @@ from aenv import config, errors
 from aenv.api import pools, quotas, top, usage_routes
 from aenv.api.routes import routes as instance_routes
 from aenv.api.services.routes import routes as service_routes
+from aenv.controller.routes import routes as controller_routes
+from aenv.deploy import documents
+from aenv.deploy.chart import Chart, chart
 from aenv.hub.routes import routes as hub_routes
 from aenv.runtime.access import Hosts
 from aenv.web import openapi
@@ -40,6 +44,7 @@ SERVICES = {
     "token": "Tokens, secrets and the audit log: both",
     "secret": "Tokens, secrets and the audit log: both",
     "audit": "Tokens, secrets and the audit log: both",
+    "aenvironment": "An engine, served: the controller",
     "service": "Every service",
 }
 HAND_OVER = "Made from the code by `scripts/reference.py`."
@@ -200,7 +205,7 @@ def _errors() -> Iterator[str]:
 
 
 def http() -> str:
-    """The page of both services. A table of routes needs no service behind it to be read."""
+    """The page of all services. A table of routes needs no service behind it to be read."""
     nothing: Any = None
     routes = [
         *hub_routes(nothing),
@@ -211,6 +216,7 @@ def http() -> str:
         *top.routes(nothing),
         *usage_routes.routes(nothing, nothing),
         *account_routes(nothing, nothing, nothing),
+        *controller_routes(nothing),
     ]
     app = App(routes, title="AEnvironment", authenticate=nothing, guard=Hosts(loopback=True))
     document = openapi.describe(app.title, app.table.endpoints)
@@ -285,6 +291,10 @@ def _type(name: str, schema: dict[str, Any]) -> Iterator[str]:
     if "description" in schema:
         yield schema["description"]
         yield ""
+    if "enum" in schema:
+        yield f"One of {', '.join(f'`{value}`' for value in schema['enum'])}."
+        yield ""
+        return
     yield "| field | type | what it is |"
     yield "|---|---|---|"
     for field, found in schema["properties"].items():
@@ -312,9 +322,38 @@ def _shape(schema: dict[str, Any]) -> str:
     return (" or ".join(kind) if isinstance(kind, list) else kind) + shown
 
 
+def values() -> str:
+    """The page of the chart's values."""
+    found = chart()
+    return "\n".join(
+        [
+            "# Values of the chart",
+            "",
+            f"{HAND_OVER} `helm install -f` and `aenv deploy -f` take the same ones;",
+            "`deploy/chart/values.schema.json` is their schema. [Deploy on Kubernetes](../guides/deploy.md) uses them.",
+            "",
+            "| value | default | what it is |",
+            "|---|---|---|",
+            *_values(found, found.values, found.schema, ""),
+            "",
+        ]
+    )
+
+
+def _values(found: Chart, held: dict[str, Any], schema: dict[str, Any], where: str) -> Iterator[str]:
+    for name, value in held.items():
+        described = schema["properties"][name]
+        if "properties" in described:
+            yield from _values(found, value, described, f"{where}{name}.")
+            continue
+        default = json.dumps(documents.plain(value)) if value not in ("", [], {}) else "-"
+        yield f"| `{where}{name}` | {default if default == '-' else f'`{default}`'} | {described['description']} |"
+
+
 def main() -> int:
     stale = 0
-    for name, page in (("settings.md", settings()), ("api.md", api()), ("http.md", http())):
+    pages = {"settings.md": settings(), "api.md": api(), "http.md": http(), "values.md": values()}
+    for name, page in pages.items():
         file = FOLDER / name
         if "--check" not in sys.argv[1:]:
             file.parent.mkdir(parents=True, exist_ok=True)

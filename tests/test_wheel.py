@@ -185,6 +185,7 @@ def test_without_a_compiler_it_is_for_every_kind(installed: Installed, tmp_path:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert "aenv/agent/agent.c" in names
+    assert {"aenv/chart/Chart.yaml", "aenv/chart/values.yaml", "aenv/chart/templates/api.yaml"} <= set(names)
     assert not [name for name in names if name.startswith("aenv/agent/bin/")]
 
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "instance": ("aenv.cli.instance:instance", "Make, watch and end instances on a platform."),
     "service": ("aenv.cli.service:service", "Make, watch, change and end services on a platform."),
     "serve": ("aenv.cli.serve:serve", "Serve a platform: hub, API service and gateway."),
+    "deploy": ("aenv.cli.deploy:deploy", "Put the platform on a Kubernetes cluster, or bring it up to date there."),
     "hub": ("aenv.cli.hub:hub", "Move a whole hub: export and import."),
     "top": ("aenv.cli.top:top", "Watch what instances do at the moment."),
     "usage": ("aenv.cli.usage:usage", "Show or export what was used, by owner and experiment."),
