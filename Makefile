@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 NAME ?= 01-hello
 BASE ?= python:3.12-slim
 SOAK_SECONDS ?= 600
+PODS ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help install components base-image platform-image demo test lint bench bench-check docs serve soak clean
+.PHONY: help install components base-image platform-image demo test lint bench bench-check simulation docs serve soak clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
@@ -30,10 +31,11 @@ $(VENV)/dev.stamp: pyproject.toml $(VENV)/package.stamp
 
 install: $(VENV)/dev.stamp  ## the package and the tools for development, in .venv
 
-components: $(VENV)/dev.stamp  ## what more tests need: Node tools, an S3 server, packages of others, a root file system
+components: $(VENV)/dev.stamp  ## what more tests need: Node tools, an S3 server, packages of others, a root file system, Kubernetes
 	@scripts/node-tools
 	@$(BIN)/python -m tests.peers
 	@$(BIN)/python -m tests.daemons
+	@$(BIN)/python -m tests.cluster
 
 base-image: $(VENV)/package.stamp  ## the image that the Docker engine runs projects in, built on BASE
 	@$(BIN)/python scripts/base_image.py --base $(BASE)
@@ -61,6 +63,9 @@ bench: $(VENV)/dev.stamp  ## measure everything against its peers
 bench-check: $(VENV)/dev.stamp  ## measure again, and fail where a ratio got worse
 	@$(BIN)/python -m benchmarks --check
 
+simulation: $(VENV)/dev.stamp  ## one engine with PODS pods, on a real API server and a scripted node (RECORD=1 writes docs)
+	@$(BIN)/python -m benchmarks.simulation --pods $(PODS) $(if $(RECORD),--record)
+
 docs: $(VENV)/dev.stamp  ## write the generated parts of docs/reference
 	@$(BIN)/python scripts/cli_reference.py
 	@$(BIN)/python scripts/reference.py
@@ -68,9 +73,10 @@ docs: $(VENV)/dev.stamp  ## write the generated parts of docs/reference
 serve: $(VENV)/package.stamp  ## serve the example on port 8081
 	@$(BIN)/aenv run --work-dir examples/$(NAME) --quiet
 
-soak: $(VENV)/dev.stamp  ## ten minutes of everything against two servers on one Redis, and on Docker (SOAK_SECONDS)
+soak: $(VENV)/dev.stamp  ## ten minutes of everything against two servers on one Redis, on Docker, and on Kubernetes (SOAK_SECONDS)
 	@$(BIN)/python -m benchmarks.soak platform --seconds $(SOAK_SECONDS)
 	@$(BIN)/python -m benchmarks.soak docker --seconds $(SOAK_SECONDS)
+	@$(BIN)/python -m benchmarks.soak kubernetes --seconds $(SOAK_SECONDS)
 
 clean:  ## forget the virtual environment and the caches
 	@rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache

@@ -15,6 +15,7 @@ from benchmarks import (
     gateway,
     http_client,
     instances,
+    kubernetes,
     platform,
     replicas,
     report,
@@ -22,6 +23,7 @@ from benchmarks import (
     stores,
 )
 from benchmarks.measure import Effort, Line
+from benchmarks.simulation import scale
 
 FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
     "import": startup.imports,
@@ -48,6 +50,8 @@ FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
     "containers": containers.create,
     "containers_many": containers.many,
     "second": containers.second,
+    "kubernetes": kubernetes.kubernetes,
+    "simulation": scale.simulation,
 }
 ISOLATED = ("instance_start", "instances", "instance_calls", "platform_create", "platform_warm", "platform_many")
 """What is measured only where a sandbox can be isolated in every way."""
@@ -56,8 +60,12 @@ LACKING: dict[str, Callable[[], str]] = {
     "containers": containers.lacking,
     "containers_many": containers.lacking,
     "second": containers.lacking_second,
+    "kubernetes": kubernetes.lacking,
+    "simulation": scale.lacking,
 }
 """Why other figures cannot be measured here, if they cannot."""
+SLOW = ("kubernetes",)
+"""What takes too long to be measured at every check."""
 TRIES = 3
 
 
@@ -75,6 +83,9 @@ def main() -> int:
     if any(name in ISOLATED for name in wanted) and (reason := instances.lacking()):
         sys.stderr.write(f"skipped: {', '.join(ISOLATED)} ({reason})\n")
         wanted, whole = [name for name in wanted if name not in ISOLATED], False
+    if options.check and whole:
+        sys.stderr.write(f"left out of the check: {', '.join(SLOW)} (it takes long: --only measures it)\n")
+        wanted, whole = [name for name in wanted if name not in SLOW], False
     for name, lacking in LACKING.items():
         if name in wanted and (reason := lacking()):
             sys.stderr.write(f"skipped: {name} ({reason})\n")

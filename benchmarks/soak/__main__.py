@@ -1,4 +1,4 @@
-"""``python -m benchmarks.soak [docker|platform|sandbox] --seconds N``."""
+"""``python -m benchmarks.soak [docker|kubernetes|platform|sandbox] --seconds N``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import asyncio
 import sys
 
-from benchmarks.soak import docker, platform, sandbox
+from benchmarks.soak import docker, kubernetes, platform, sandbox
 
-RUNS = {"docker": docker.soak, "platform": platform.soak, "sandbox": sandbox.soak}
+RUNS = {"docker": docker.soak, "kubernetes": kubernetes.soak, "platform": platform.soak, "sandbox": sandbox.soak}
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ async def soak(seconds: float) -> int:
                 await asyncio.sleep(0.5)
             return found
 
-        return await churn(seconds, left, "--engine", "docker", **site.variables)
+        return await churn(seconds, left, "--engine", "docker", variables=site.variables)
 
 
 @asynccontextmanager

@@ -16,10 +16,10 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aenv import AEnvError, Environment
 from aenv.client.api import ApiClient
@@ -174,6 +174,8 @@ class Servers(NamedTuple):
     home: Path
 
 
+Actor = Callable[[Run], Coroutine[Any, Any, None]]
+"""Does something to the servers for as long as the run goes on."""
 Leftovers = Callable[[Servers], Awaitable[list[str]]]
 """What is left of them where they had their sandboxes."""
 
@@ -186,12 +188,18 @@ async def _nothing(servers: Servers) -> list[str]:
     return []
 
 
-async def churn(seconds: float, leftovers: Leftovers, *options: str, **variables: str) -> int:
-    """Everything at once against two servers with these options and variables."""
+async def churn(
+    seconds: float,
+    leftovers: Leftovers,
+    *options: str,
+    variables: Mapping[str, str] | None = None,
+    more: Sequence[Actor] = (),
+) -> int:
+    """Everything at once against two servers with these options and variables, and what ``more`` do besides."""
     if shutil.which("redis-server") is None:
         print("redis-server is not installed, and several servers share nothing else", file=sys.stderr)
         return 2
-    async with _platforms(*options, **variables) as servers:
+    async with _platforms(*options, **variables or {}) as servers:
         urls, key, pids, _ = servers
         run = Run(urls, key, seconds)
         control, services = ApiClient(urls[0], key), ServicesClient(urls[0], key)
@@ -204,6 +212,8 @@ async def churn(seconds: float, leftovers: Leftovers, *options: str, **variables
                 group.create_task(calling(run, id))
             group.create_task(vanishing(run))
             group.create_task(operating(run, id))
+            for actor in more:
+                group.create_task(actor(run))
             watched = group.create_task(watching(run, pids, seconds))
         warm, end = watched.result()
         await services.delete(id)

@@ -67,14 +67,14 @@ class Owner:
     async def fill(self, count: int, at_once: int) -> float:
         envs = [self._environment() for _ in range(count)]
         self._live += envs
-        return await _timed(_each((env.initialize for env in envs), at_once))
+        return await _timed(each((env.initialize for env in envs), at_once))
 
     async def call(self, at_once: int) -> float:
-        return await _timed(_each((partial(_call, env) for env in self._live), at_once))
+        return await _timed(each((partial(_call, env) for env in self._live), at_once))
 
     async def empty(self) -> float:
         live, self._live = self._live, []
-        return await _timed(_each((env.release for env in live), len(live) or 1))
+        return await _timed(each((env.release for env in live), len(live) or 1))
 
     async def close(self) -> float:
         return await _timed(http.close())
@@ -148,7 +148,8 @@ async def _call(env: Environment) -> None:
     assert result.structured == {"result": EXPECTED}, result
 
 
-async def _each(jobs: Iterable[Callable[[], Awaitable[Any]]], at_once: int) -> None:
+async def each(jobs: Iterable[Callable[[], Awaitable[Any]]], at_once: int) -> None:
+    """Do all of them, so many at a time."""
     waiting = iter(jobs)
 
     async def worker() -> None:
@@ -166,7 +167,8 @@ async def _timed(work: Awaitable[Any]) -> float:
     return time.perf_counter() - begin
 
 
-async def _serve(owner: Owner) -> None:
+async def serve(owner: Any) -> None:
+    """Do what the lines on standard input ask for, by the methods of an owner."""
     while line := await asyncio.to_thread(sys.stdin.readline):
         request = json.loads(line)
         answer = await getattr(owner, request.pop("do"))(**request)
@@ -177,7 +179,7 @@ async def _serve(owner: Owner) -> None:
 
 
 async def _main(kind: str) -> None:
-    await _serve(KINDS[kind]())
+    await serve(KINDS[kind]())
 
 
 if __name__ == "__main__":
