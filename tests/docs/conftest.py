@@ -1,5 +1,5 @@
-"""The daemon of containers that pages need."""
+"""The daemon of containers and the cluster that pages need."""
 
-from tests.engines.docker.conftest import dockerd, ground
+from tests.cluster.conftest import breakable, cluster, dockerd, ground, node_registry
 
-__all__ = ["dockerd", "ground"]
+__all__ = ["breakable", "cluster", "dockerd", "ground", "node_registry"]

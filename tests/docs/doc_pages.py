@@ -7,15 +7,20 @@ What a comment before a block means:
     <!-- needs volumes -->             the block is left alone where sandboxes can have none
     <!-- needs docker -->              the block is left alone where no daemon of containers is to be had
     <!-- needs compose -->             the block is left alone where deploy/compose cannot be started there
+    <!-- needs cluster -->             the block is left alone where no cluster of Kubernetes can be started
     <!-- output -->                    the text block is what the block before it printed ("..." for anything)
 
 A page may say ``<!-- project: examples/01-hello -->`` once: its reader begins in a copy of that project.
 Without a comment: Python is run, and may await at the top level as in a notebook; JSON must be JSON; each line of
 a bash block is carried out when it is one of ``COMMANDS``, and any other command is a mistake in the page.
 ``aenv run`` starts a sandbox that lives until the page ends. Its port is free, and stands in for 8081. ``aenv serve``
-starts a platform likewise, and its ports stand in for 8080 and 8081; served again, it is stopped first. The tests'
+starts a platform likewise, and its ports stand in for 8080 and 8081; served again, it is stopped first. That of
+``aenv serve controller`` stand in for 8090 and 8091, and it lives beside the platform until the page ends. The tests'
 own base image stands in for ``aenv-base``. ``docker compose up`` starts deploy/compose, whose ports stand in likewise,
 and whose first token for that of the page.
+
+On a cluster, namespaces of the test's own stand in for ``aenv`` and ``aenv-sandboxes``, its servers for those at
+example.org, and its images for those of the page: the test's values are laid over the page's.
 """
 
 from __future__ import annotations
@@ -45,6 +50,7 @@ from aenv.engines.process import powers
 from aenv.errors import Conflict, NotFound
 from aenv.project import CONFIG
 from tests.daemons.stack import FILE, Stack
+from tests.deploy.site import Site
 from tests.platform.support import end_sandboxes
 
 ROOT = Path(__file__).parent.parent.parent
@@ -87,9 +93,13 @@ class Containers(NamedTuple):
 class Reader:
     """Somebody who follows a page."""
 
-    def __init__(self, page: Path, monkeypatch: Any, containers: Containers | None = None) -> None:
+    def __init__(
+        self, page: Path, monkeypatch: Any, containers: Containers | None = None, site: Site | None = None
+    ) -> None:
+        """``site`` is what a deployment of the page becomes."""
         self.page = page
         self._containers = containers
+        self._site = site
         self._is_alone = False
         """Whether the last block was left alone."""
         self.left = 0
@@ -113,6 +123,8 @@ class Reader:
                 self._patch.setenv("AENV_DOCKER_HOST", self._containers.address)
                 self._patch.setenv("AENV_BASE_IMAGE", self._containers.base_image)
                 self._stack.callback(end_containers, self._containers, Path(os.environ["AENV_HOME"]), Path.cwd())
+            if self._site is not None:
+                self._patch.setenv("KUBECONFIG", str(self._site.cluster.kubeconfig))
             if project := _PROJECT.search(self.page.read_text(encoding="utf-8")):
                 shutil.copytree(ROOT / project[1], "project", ignore=shutil.ignore_patterns("__pycache__", ".*"))
                 self._patch.chdir("project")
@@ -132,6 +144,7 @@ class Reader:
             "needs volumes": powers.probe().no_volumes,
             "needs docker": self._containers is None,
             "needs compose": self._containers is None or self._containers.stack is None,
+            "needs cluster": self._site is None,
         }
         if kind == "not run" or lacks.get(kind) or (kind == "output" and self._is_alone):
             self._is_alone = True
@@ -158,8 +171,11 @@ class Reader:
     def _here(self, text: str) -> str:
         if self._containers is not None:
             text = re.sub(r"\baenv-base\b", self._containers.base_image, text)
+        if self._site is not None:
+            for theirs, ours in self._site.stands_in.items():
+                text = re.sub(theirs, ours, text)
         return re.sub(
-            r"(localhost|127\.0\.0\.1):(808[01])\b",
+            r"(localhost|127\.0\.0\.1):(80[89][01])\b",
             lambda found: f"{found[1]}:{self._ports.get(found[2], found[2])}",
             text,
         )
@@ -183,7 +199,11 @@ class Reader:
             self.serve(words[2:])
             return ""
         if words[:2] == ["aenv", "serve"]:
-            self.serve_platform(words[2:])
+            options = [self._here(word) for word in words[2:]]
+            if options[:1] == ["controller"]:
+                self.serve_controller(options)
+            else:
+                self.serve_platform(options)
             return ""
         known = COMMANDS.get(words[0])
         assert known, f"{words[0]!r} is not a command that these pages use"
@@ -207,26 +227,38 @@ class Reader:
         self._url = json.loads(shown)["url"]
         self._ports["8081"] = self._url.rpartition(":")[2]
 
+    def serve_controller(self, options: list[str]) -> None:
+        """A controller, which lives beside a platform."""
+        self._stack.callback(end_sandboxes, Path(os.environ["AENV_HOME"]))
+        ports = ("8090", "8091")
+        assert options[-4:] == ["--port", ports[0], "--data-port", ports[1]], "a controller has ports of its own"
+        self._ports |= dict.fromkeys(ports, "0")
+        process = self._served(options[:-4], ports)
+        self._stack.callback(process.wait, 30)
+        self._stack.callback(process.terminate)
+
     def serve_platform(self, options: list[str]) -> None:
         """A platform, as ``aenv serve`` makes it."""
         ports = ("8080", "8081")
         if self._platform is None:
             self._stack.callback(end_sandboxes, Path(os.environ["AENV_HOME"]))
             self._stack.callback(self.stop_platform)
-            self._ports = dict.fromkeys(ports, "0")
+            self._ports |= dict.fromkeys(ports, "0")
         self.stop_platform()
+        self._platform = self._served(options, ports)
+
+    def _served(self, options: list[str], ports: tuple[str, str]) -> subprocess.Popen[str]:
         taken = (self._ports[port] for port in ports)
         command = [*AENV, "serve", *options, "--port", next(taken), "--data-port", next(taken)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        self._platform = process
         assert process.stderr is not None
         said = ""
         for line in process.stderr:
             said += line
             if found := _READY.search(line):
-                self._ports = {"8080": found[1], "8081": found[2]}
+                self._ports |= dict(zip(ports, found.groups(), strict=True))
                 threading.Thread(target=process.stderr.read, daemon=True).start()
-                return
+                return process
         raise AssertionError(f"{self.page.name}: aenv serve did not start\n{said}")
 
     def stop_platform(self) -> None:
@@ -245,11 +277,13 @@ class Reader:
         if name == "DUMMY_INSTANCE_IP" and self._url:
             value = self._url
         if name == "AENV_API_KEY":
-            value = self._stack_here.token
+            value = self._stack_here.token if self._site is None else self._site.first_token
         self._patch.setenv(name, value)
         return ""
 
     def run(self, words: list[str]) -> str:
+        if words[:2] == ["aenv", "deploy"] and "--render" not in words and self._site is not None:
+            words = [*words, "--namespace", self._site.namespace, "--values", str(self._site.values)]
         command = {"aenv": AENV, "python": [sys.executable], "pytest": [sys.executable, "-m", "pytest"]}.get(
             words[0], [words[0]]
         )
@@ -274,6 +308,26 @@ class Reader:
             return ""
         return stack.compose(*words[4:])
 
+    def kubectl(self, words: list[str]) -> str:
+        """With files for what it reads and what it prints, as a shell has them."""
+        assert self._site is not None, "say that the block needs a cluster"
+        if words[1:3] == ["-n", "aenv"]:
+            words = ["kubectl", "-n", self._site.namespace, *words[3:]]
+        files = {}
+        for sign in "<", ">":
+            if sign in words:
+                at = words.index(sign)
+                files[sign] = Path(words[at + 1])
+                words = [*words[:at], *words[at + 2 :]]
+        given = files["<"].read_bytes() if "<" in files else b""
+        found = subprocess.run(words, input=given, capture_output=True, timeout=600, check=False)
+        said = found.stderr.decode(errors="replace")
+        assert found.returncode == 0, f"{shlex.join(words)} ended with {found.returncode}\n{said}"
+        if ">" not in files:
+            return found.stdout.decode()
+        files[">"].write_bytes(found.stdout)
+        return ""
+
     def make(self, words: list[str]) -> str:
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
         for target in words[1:]:
@@ -291,6 +345,7 @@ COMMANDS: dict[str, Callable[[Reader, list[str]], str]] = {
     "docker": Reader.compose,
     "export": Reader.export,
     "git": Reader.skip,
+    "kubectl": Reader.kubectl,
     "make": Reader.make,
     "npx": Reader.skip,
     "pip": Reader.skip,

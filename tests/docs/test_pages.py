@@ -11,6 +11,7 @@ import pytest
 from aenv.cli import COMMANDS
 from tests import daemons
 from tests.daemons.stack import stack
+from tests.deploy import site as sites
 from tests.docs.doc_pages import PAGES, ROOT, RUN, Containers, Reader, blocks, environment
 from tests.platform.support import new_home
 
@@ -24,19 +25,43 @@ def name(page):
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+def needs(page):
+    return {block.comment for block in blocks(page)}
+
+
+def grouped(page):
+    """The page, with all others that need the cluster in the same process."""
+    marks = [pytest.mark.xdist_group("kubernetes")] if "needs cluster" in needs(page) else []
+    return pytest.param(page, id=name(page), marks=marks)
+
+
+@pytest.mark.parametrize("page", [grouped(page) for page in PAGES])
 def test_the_page_does_what_it_says(page, tmp_path, monkeypatch, request):
     folder = tmp_path / "reader"
     folder.mkdir()
     runnable = [block for block in blocks(page) if block.language in RUN]
     with ExitStack() as held, new_home() as home:
-        containers, lacking = containers_for({block.comment for block in blocks(page)}, request, held)
+        containers, lacking = containers_for(needs(page), request, held)
+        site, missing = site_for(needs(page), request, held)
         monkeypatch.chdir(folder)
         environment(monkeypatch, home)
-        reader = Reader(page, monkeypatch, containers)
+        reader = Reader(page, monkeypatch, containers, site)
         assert reader.read() >= len(runnable) - reader.left
-    if lacking:
-        pytest.skip(f"done, but for what needs containers: {lacking}")
+    if lacking or missing:
+        pytest.skip(f"done, but for what needs containers or a cluster: {lacking or missing}")
+
+
+def site_for(needs, request, held):
+    """What a deployment of the page becomes, in whose network the page is then read; and why there is none."""
+    if "needs cluster" not in needs:
+        return None, ""
+    try:
+        cluster = request.getfixturevalue("breakable")
+        images = sites.images(request.getfixturevalue("dockerd"), request.getfixturevalue("node_registry"))
+    except pytest.skip.Exception as exc:
+        return None, str(exc)
+    held.enter_context(cluster.entered())
+    return held.enter_context(sites.planned(cluster, images)), ""
 
 
 def containers_for(needs, request, held):
