@@ -338,3 +338,35 @@ async def test_records_of_a_newer_server_are_read_and_left(store: Store) -> None
     written = await store.get(INSTANCE, "env-newer")
     assert written is not None
     assert json.loads(written.value)["colour"] == "red"
+
+
+class SharedEngine(PaperEngine):
+    """One that several servers have."""
+
+    shared = True
+
+
+async def test_what_one_server_left_to_be_read_another_one_leaves(
+    redis: Server, shelf: PaperShelf, tmp_path: Path
+) -> None:
+    redis.empty()
+    engine = SharedEngine()
+    async with (
+        service(redis.url, engine, shelf, tmp_path) as one,
+        service(redis.url, engine, shelf, tmp_path) as other,
+    ):
+        dead, gone = [
+            made
+            for _ in range(2)
+            for made in await one.instances.create(ALICE, InstanceRequest(env_name="env"), wait=30)
+        ]
+        entries = other.instances.lives.entries
+        await until(lambda: {dead.id, gone.id} <= entries.keys(), "the news of them")
+        engine.sandboxes[dead.id] = msgspec.structs.replace(engine.sandboxes[dead.id], state=State.FAILED)
+        await one.instances.get(ALICE, dead.id)
+        await one.instances.delete(ALICE, gone.id)
+        await until(lambda: not {dead.id, gone.id} & entries.keys(), "the news of their end")
+        await other.instances.lives.endings.close(30)
+        assert engine.deleted == [gone.id]
+        await other.instances.delete(ALICE, dead.id)
+        assert engine.deleted == [gone.id, dead.id]

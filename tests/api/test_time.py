@@ -23,6 +23,7 @@ from aenv.wire import Expose, Instance, InstanceRequest
 from tests.api.ground import (
     ADMIN,
     ALICE,
+    BOB,
     FragileStore,
     GatedEngine,
     PaperShelf,
@@ -313,6 +314,19 @@ async def test_what_dies_is_noticed(shared: Platform, paper: StuckEngine) -> Non
     await shared.instances.reaper.sweep()
     assert (await shared.instances.get(ALICE, second.id)).reason.startswith("lost")
     assert told == [first.id, second.id]
+
+
+async def test_what_is_kept_of_a_dead_one_goes_when_it_is_deleted(shared: Platform, paper: StuckEngine) -> None:
+    made = await make(shared)
+    paper.sandboxes[made.id] = msgspec.structs.replace(paper.sandboxes[made.id], state=State.FAILED, reason="exit 3")
+    assert await status(shared, made.id) == "Failed"
+    assert paper.deleted == []  # its logs can be read
+    with pytest.raises(NotFound):
+        await shared.instances.delete(BOB, made.id)
+    await shared.instances.delete(ALICE, made.id)
+    assert paper.deleted == [made.id]
+    found = await shared.instances.get(ALICE, made.id)
+    assert (found.status, found.reason) == ("Failed", "exit 3")
 
 
 async def test_an_engine_that_does_not_answer_has_lost_nothing(store: Store, shelf: PaperShelf, tmp_path: Path) -> None:

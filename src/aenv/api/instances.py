@@ -265,11 +265,15 @@ class Instances:
     # Changing, and ending
 
     async def delete(self, caller: Caller, id: str) -> None:
-        """End an instance. Back when its sandbox is gone, or when it is clear that this takes longer: it goes on."""
+        """End an instance. Back when its sandbox is gone, or when it is clear that this takes longer: it goes on. With
+        one that is over goes what its engine keeps to be read."""
         try:
             entry = await self._visible.alive(caller, id)
         except Conflict:
-            return  # over already
+            record = await self._visible.find(caller, id)
+            if record.server == self.lives.name:
+                await self.lives.endings.wait(id)
+            return
         await finish(self._delete(entry))
 
     async def _delete(self, entry: Entry) -> None:

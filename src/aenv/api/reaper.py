@@ -331,9 +331,11 @@ class Reaper:
                 self._mine(found)
 
     async def _ended(self, entry: Entry, kept: Kept) -> None:
-        """One of this server's that another one ended."""
+        """One of this server's that another one ended. Where both have one engine, the other one has ended its sandbox,
+        or left that to be read; but for one that is only being made here."""
         entry.refresh(kept)
-        await self._lives.end(entry, kept.record.status, kept.record.reason)
+        is_theirs = self._lives.engine.shared and (entry.starting is None or entry.starting.done())
+        await self._lives.end(entry, kept.record.status, kept.record.reason, leave=is_theirs)
 
     async def _inherited(self, kept: Kept, now: float) -> None:
         """End what a server that is gone did not."""
