@@ -150,6 +150,7 @@ class State(StrEnum):
     """Where a sandbox is in its life."""
 
     PENDING = "Pending"
+    """There is no room for it yet."""
     CREATING = "Creating"
     RUNNING = "Running"
     """The author's code is loaded and its health check passes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,50 @@ async def test_a_start_has_so_much_time(
         assert made.status == "Failed"
         assert "no place is free" in made.reason
         await until(lambda: not never.sandboxes, "its end")
+
+
+class FullEngine(GatedEngine):
+    """It has no room until its gate is open."""
+
+    async def get(self, id: str) -> Sandbox:
+        if self.gate.is_set() or id not in self.asked:
+            return await super().get(id)
+        return Sandbox(url="", id=id, state=State.PENDING, reason="all nodes are full")
+
+
+async def test_what_finds_no_room_in_the_engine_waits_without_its_time_running(
+    store: Store, shelf: PaperShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aenv.api.lives._SLOW", 0.05)
+    monkeypatch.setattr("aenv.api.lives._SLOWER", 0.05)
+    engine = FullEngine()
+    async with service(store, engine, shelf, tmp_path) as platform:
+        [made] = await platform.instances.create(ALICE, wanted(startup_timeout=2.0, ttl=1.0), wait=0)
+
+        async def waits() -> Instance | None:
+            found = await platform.instances.get(ALICE, made.id)
+            return found if found.reason else None
+
+        waiting: Instance = await until(waits, "what it waits for")
+        assert (waiting.status, waiting.reason) == ("Pending", "all nodes are full")
+        entry = platform.instances.lives.entries[made.id]
+        await until(lambda: time.time() > entry.kept.record.created_at + 1.2, "the end of its first time to live")
+        assert (await platform.instances.get(ALICE, made.id)).status == "Pending"
+        began = time.time()
+        engine.gate.set()
+        await until(lambda: entry.kept.record.status is State.RUNNING, "its start")
+        assert began + 1.0 <= entry.kept.record.expires_at <= time.time() + 1.0
+
+
+async def test_what_never_finds_room_is_given_up(
+    store: Store, shelf: PaperShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aenv.api.lives._SLOW", 0.05)
+    engine = FullEngine()
+    async with service(store, engine, shelf, tmp_path) as platform:
+        made = await one(platform, wanted(startup_timeout=0.5, ttl=0.5))
+        assert (made.status, made.reason) == ("Terminated", "there was no room for it: all nodes are full")
+        assert engine.sandboxes == {}
 
 
 async def test_an_engine_with_a_defect_fails_the_instance_and_not_the_server(

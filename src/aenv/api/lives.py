@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -230,7 +231,8 @@ class Lives:
         record = entry.kept.record
         room = self._rooms.setdefault((record.owner, record.env.id), asyncio.Semaphore(AT_ONCE))
         loop = asyncio.get_running_loop()
-        report = asyncio.create_task(self._report(entry))
+        limit = asyncio.timeout(None)
+        report = asyncio.create_task(self._report(entry, limit))
         try:
             if record.claimed and (made := await self.specialise(entry, spec)) is not None:
                 return made
@@ -239,7 +241,8 @@ class Lives:
             with entry.phases.of("engine"):
                 try:
                     deadline = loop.time() + spec.startup_timeout
-                    async with asyncio.timeout_at(deadline + _LONGER) as limit:
+                    async with limit:
+                        limit.reschedule(deadline + _LONGER)
                         sandbox = await self.engine.create(record.id, spec)
                 except TimeoutError:
                     if not limit.expired():
@@ -254,9 +257,10 @@ class Lives:
         finally:
             report.cancel()
 
-    async def _report(self, entry: Entry) -> None:
-        """Write down that a start takes its time, and what it waits for."""
-        pause = _SLOW
+    async def _report(self, entry: Entry, limit: asyncio.Timeout) -> None:
+        """Write down that a start takes its time, and what it waits for. How long it may wait for room, the engine
+        decides: ``limit`` is put off."""
+        pause, loop = _SLOW, asyncio.get_running_loop()
         while True:
             await asyncio.sleep(pause)
             pause = _SLOWER
@@ -267,18 +271,28 @@ class Lives:
                 if not entry.kept.record.claimed:  # then those are of the time before
                     entry.phases.within("engine", sandbox.phases)
                 record = entry.kept.record
-                if record.status is not State.CREATING or record.reason != reason:
-                    await self.change(entry, lambda old, reason=reason: self._creating(old, reason))  # type: ignore[misc]
+                state = State.PENDING if sandbox.state is State.PENDING else State.CREATING
+                if state is State.PENDING and (until := limit.when()) is not None and record.wanted is not None:
+                    limit.reschedule(max(until, loop.time() + record.wanted.startup_timeout + _LONGER))
+                if record.status is not state or record.reason != reason:
+                    await self.change(entry, partial(self._creating, state=state, reason=reason))
 
-    def _creating(self, record: InstanceRecord, reason: str) -> InstanceRecord | None:
+    def _creating(self, record: InstanceRecord, state: State, reason: str) -> InstanceRecord | None:
+        """While there is no room for it, its time to live does not run."""
         if record.status not in (State.PENDING, State.CREATING):
             return None
-        return msgspec.structs.replace(record, status=State.CREATING, reason=reason, updated_at=self.clock.now())
+        now, expires_at = self.clock.now(), record.expires_at
+        if state is State.PENDING and not record.lacks_room and record.wanted is not None:
+            expires_at = now + max(record.ttl, record.wanted.startup_timeout)
+        elif state is State.CREATING and record.lacks_room:
+            expires_at = now + record.ttl
+        return msgspec.structs.replace(record, status=state, reason=reason, updated_at=now, expires_at=expires_at)
 
     async def _runs(self, entry: Entry, sandbox: Sandbox) -> None:
         def running(record: InstanceRecord) -> InstanceRecord | None:
             if record.over:
                 return None
+            now = self.clock.now()
             return msgspec.structs.replace(
                 record,
                 status=State.RUNNING,
@@ -286,10 +300,11 @@ class Lives:
                 url=sandbox.url,
                 boot=sandbox.boot,
                 phases=entry.phases.seconds,
-                updated_at=self.clock.now(),
+                updated_at=now,
+                expires_at=now + record.ttl if record.lacks_room else record.expires_at,
                 wanted=None,
                 ran=True,
-                started_at=record.started_at or (0.0 if record.warm else self.clock.now()),
+                started_at=record.started_at or (0.0 if record.warm else now),
                 by="",
             )
 

@@ -365,6 +365,8 @@ def over_since(record: InstanceRecord, now: float) -> str:
     """Why an instance is over, when its time is."""
     if record.queued is not None and (record.expires_at <= now or record.lease is None):
         return f"it waited in the queue for {now - record.queued:.0f} s, and there was no room"
+    if record.lacks_room and record.expires_at <= now:
+        return f"there was no room for it: {record.reason}"
     if record.expires_at <= now or record.lease is None:
         return f"its time to live of {record.ttl:g} s is over"
     return f"its client was not heard of for {record.lease:g} s"

@@ -98,6 +98,11 @@ class InstanceRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.status.over
 
     @property
+    def lacks_room(self) -> bool:
+        """Whether it was admitted, and its engine has no room for it."""
+        return self.status is State.PENDING and self.queued is None and self.reason != ""
+
+    @property
     def deadline(self) -> float:
         """When its time is over, as far as it is written down."""
         return self.expires_at if self.lease_until is None else min(self.expires_at, self.lease_until)

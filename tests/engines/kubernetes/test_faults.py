@@ -19,6 +19,8 @@ import yaml
 
 from aenv.engines.kubernetes.api import MERGE
 from aenv.engines.kubernetes.engine import KubernetesEngine
+from aenv.engines.kubernetes.manifests import EXPIRES
+from aenv.engines.kubernetes.starting import Patience
 from aenv.errors import AEnvError, Conflict, Forbidden, NotFound, StartFailed
 from aenv.models import Sandbox, State, Volume
 from tests import cluster as clusters
@@ -74,7 +76,7 @@ async def test_a_quota_is_waited_for(harbour: Harbour) -> None:
             await live("one")
             others = [asyncio.create_task(live(id)) for id in names[1:]]
             waiting = [await reason(engine, id, "a quota of the namespace is used up") for id in names[1:]]
-            assert {found.state for found in waiting} == {State.CREATING}
+            assert {found.state for found in waiting} == {State.PENDING}
             assert "few" in waiting[0].reason
             await engine.delete("one")
             assert await asyncio.gather(*others) == [State.RUNNING] * 2
@@ -103,22 +105,42 @@ async def test_a_node_without_room_says_what_it_lacks(harbour: Harbour) -> None:
         await nodes.ask("PATCH", f"/api/v1/nodes/{NODE}/status", body=body, content_type=MERGE)
 
     async with harbour.engine() as engine:
-        creating = asyncio.create_task(engine.create("one", probe(resources={SLOT: "1"})))
+        creating = asyncio.create_task(engine.create("one", probe(resources={SLOT: "1"}, ttl=300.0)))
         try:
-            await reason(engine, "one", f"Insufficient {SLOT}")
+            waiting = await reason(engine, "one", f"Insufficient {SLOT}")
+            assert waiting.state is State.PENDING
+            [pod] = await harbour.pods()
+            may_wait = float(pod["metadata"]["annotations"][EXPIRES]) - nodes.now()
             await give("1")
-            assert (await creating).state is State.RUNNING
+            made = await creating
+            assert made.state is State.RUNNING
+            assert may_wait > 300.0 + PATIENCE / 2 > (made.expires_at or 0.0) - nodes.now() > 200.0
         finally:
             await give(None)
             await engine.delete("one")
 
 
-async def test_a_node_that_never_has_room(harbour: Harbour) -> None:
+@pytest.mark.parametrize(
+    ("lasting", "words"), [(False, "there was no room for it in all the time"), (True, "it was not ready within 3 s")]
+)
+async def test_a_node_that_never_has_room(harbour: Harbour, lasting: bool, words: str) -> None:
     async with harbour.engine() as engine:
-        with pytest.raises(StartFailed, match=f"no node has room for it.*{SLOT}"):
-            await engine.create("one", probe(resources={SLOT: "9"}, startup_timeout=5.0))
+        with pytest.raises(StartFailed, match=f"{words}.*no node has room for it.*{SLOT}"):
+            await engine.create("one", probe(resources={SLOT: "9"}, startup_timeout=3.0, ttl=3.0, lasting=lasting))
         assert (await engine.get("one")).state is State.FAILED
         await engine.delete("one")
+
+
+async def test_time_stands_still_without_room() -> None:
+    async with asyncio.timeout(100.0) as limit:
+        end = limit.when() or 0.0
+        patience = Patience(limit, 1000.0)
+        patience.hold()
+        assert (limit.when() or 0.0) == pytest.approx(end + 1000.0)
+        await asyncio.sleep(0.2)
+        patience.go_on()
+        assert end + 0.19 < (limit.when() or 0.0) < end + 900.0
+        assert not patience.holds
 
 
 # Ended by others

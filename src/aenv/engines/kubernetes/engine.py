@@ -21,7 +21,7 @@ from aenv.engines.kubernetes.ground import Ground, Traffic
 from aenv.engines.kubernetes.live import Live
 from aenv.engines.kubernetes.manifests import Site
 from aenv.engines.kubernetes.pods import ended
-from aenv.engines.kubernetes.starting import GONE, Starting
+from aenv.engines.kubernetes.starting import GONE, Patience, Starting
 from aenv.engines.printed import Printed
 from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxLost, StartFailed, Unsupported
 from aenv.models import NAME, ExecResult, Sandbox, SandboxSpec, Second, State
@@ -249,23 +249,29 @@ class KubernetesEngine(Engine):
 
     async def _begin(self, ground: Ground, live: Live, spec: SandboxSpec) -> None:
         """Bring it up, or end it with the reason. A cancellation comes from its end, which clears up itself."""
-        start = Starting(ground, live)
-        await self._arrive(ground, live, start.bring_up(spec), spec.startup_timeout)
+        await self._arrive(ground, live, spec, spec.startup_timeout)
 
     async def _resume(self, ground: Ground, live: Live) -> None:
         """Wait for one that another engine began to start, or that runs."""
         left = max(live.facts.created_at + live.facts.startup_timeout - ground.cluster.now(), _AGAIN)
-        await self._arrive(ground, live, Starting(ground, live).arrive(None), left)
+        await self._arrive(ground, live, None, left)
 
-    async def _arrive(self, ground: Ground, live: Live, work: Coroutine[Any, Any, None], patience: float) -> None:
+    async def _arrive(self, ground: Ground, live: Live, spec: SandboxSpec | None, seconds: float) -> None:
         try:
-            async with asyncio.timeout(patience) as limit:
-                await work
+            async with asyncio.timeout(seconds) as limit:
+                if spec is None:
+                    await Starting(ground, live).arrive(None)
+                else:
+                    await Starting(ground, live, _patience(spec, limit)).bring_up(spec)
         except TimeoutError as exc:
             if not limit.expired():
                 raise
             why = f": {live.reason}" if live.reason else await self._last_words(ground, live)
-            await self._fail(ground, live, f"it was not ready within {patience:g} s{why}", exc)
+            waits = live.state is State.PENDING
+            what = (
+                "there was no room for it in all the time it had" if waits else f"it was not ready within {seconds:g} s"
+            )
+            await self._fail(ground, live, what + why, exc)
         except AEnvError as exc:
             await self._fail(ground, live, exc.message, exc)
         except Exception as exc:  # of this machine, or of an answer that nobody understands: nothing may be left of it
@@ -471,6 +477,13 @@ class KubernetesEngine(Engine):
 
     async def delete_volume(self, owner: str, name: str) -> None:
         await (await self._open()).volumes.delete(owner, name)
+
+
+def _patience(spec: SandboxSpec, limit: asyncio.Timeout) -> Patience | None:
+    """What waits for room may do so as long as it would live. A replica may not: its service has to do without it."""
+    if spec.lasting or spec.ttl is None:
+        return None
+    return Patience(limit, max(spec.ttl, spec.startup_timeout))
 
 
 def _has_started(entry: Entry, now: float) -> bool:

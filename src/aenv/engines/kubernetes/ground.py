@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from aenv import config
 from aenv.cleanup import finish
 from aenv.engines.kubernetes import manifests, pods
-from aenv.engines.kubernetes.api import APPLY, FIELD_MANAGER, MERGE, Cluster, Full
+from aenv.engines.kubernetes.api import APPLY, FIELD_MANAGER, MERGE, Cluster
 from aenv.engines.kubernetes.cache import PAGE, Cache
 from aenv.engines.kubernetes.lease import Leader
 from aenv.engines.kubernetes.log import Log
@@ -36,8 +36,6 @@ _GONE = 180.0
 """Seconds in which a pod that was deleted must be gone."""
 _ASK_AGAIN = 10.0
 """Seconds after which the cluster itself is asked whether it is, in case nobody told."""
-_ROOM, _LONGEST_ROOM = 0.5, 5.0
-"""Seconds after which it is tried again to find room."""
 _LINES = 20
 
 
@@ -95,19 +93,11 @@ class Ground:
 
     # Pods
 
-    async def make(self, spec: SandboxSpec, known: Facts, waits: Callable[[str], None]) -> None:
-        """Have a pod made, once a quota leaves room for it: ``waits`` is told why it does not yet. ``Conflict`` when
-        there is one of that name. Who cancels it knows afterwards whether there is a pod: nothing is under way."""
+    async def make(self, spec: SandboxSpec, known: Facts) -> None:
+        """Have a pod made. ``Conflict`` when there is one of that name, ``Full`` when a quota leaves no room. Who
+        cancels it knows afterwards whether there is a pod: nothing is under way."""
         body = manifests.pod(spec, known, self.site, hashlib.sha256(self.key(known.id).encode()).hexdigest())
-        pause = _ROOM
-        while True:
-            try:
-                await finish(self._ask_for(body))
-                return
-            except Full as exc:
-                waits(exc.message)
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, _LONGEST_ROOM)
+        await finish(self._ask_for(body))
 
     async def _ask_for(self, body: dict[str, Any]) -> None:
         self.cache.note(pods.decode(await self.cluster.fetch("POST", self._pods, body)))

@@ -19,14 +19,14 @@ class Live:
     """From the request, or from when it was found, to its end; and for a while after that."""
 
     def __init__(self, facts: Facts, hidden: Hidden | None, *, found: bool) -> None:
-        self.facts, self.hidden, self.found = facts, hidden, found
+        self.hidden, self.found = hidden, found
         """``found``: somebody else asked for it."""
+        self.begins(facts)
         self.brings = not found
         """Whether the start that is under way brings it what it waits for, or leaves that to somebody else."""
         self.state = State.CREATING
         self.reason = ""
         self.url = self.boot = ""
-        self.expires_at = facts.created_at + facts.ttl if facts.ttl is not None else None
         self.stages = Stages()
         self.printed: Printed | None = None
         self.tunnel: Tunnel | None = None
@@ -37,6 +37,11 @@ class Live:
     @property
     def id(self) -> str:
         return self.facts.id
+
+    def begins(self, facts: Facts) -> None:
+        """This is what its pod says of it, and then its time to live begins."""
+        self.facts = facts
+        self.expires_at = facts.created_at + facts.ttl if facts.ttl is not None else None
 
     def begin(self, start: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start it. How that ends is told to whoever waits for it, if anybody does."""

@@ -18,6 +18,8 @@ _PULLS = frozenset(("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable"))
 _NEVER = frozenset(("InvalidImageName", "ErrImageNeverPull", "ImageInspectError"))
 """Why a container waits that will never start."""
 _CONFIGURED = frozenset(("CreateContainerConfigError", "CreateContainerError", "RunContainerError"))
+_TAKEN = ("Insufficient ", "Too many pods")
+"""What a scheduler says of a node on which others have what is asked for."""
 _BEGINNING = 8.0
 """Seconds after which a node has told of what it began in a pod that was to end."""
 WHO = {MAIN: "it", BESIDE: "the second container", PORTER: "what brings the agent"}
@@ -199,6 +201,14 @@ def stalled(pod: Pod) -> str:
         if waiting is not None and waiting.reason in _PULLS | _NEVER | _CONFIGURED:
             return f"{_words(waiting.reason)} {_image(pod, one.name)}: {waiting.message or waiting.reason}"
     return ""
+
+
+def lacks_room(pod: Pod) -> bool:
+    """Whether it waits for what others have: a node that would do, but is full."""
+    return any(
+        one.type == "PodScheduled" and one.status == "False" and any(word in one.message for word in _TAKEN)
+        for one in pod.status.conditions
+    )
 
 
 def hopeless(pod: Pod) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import random
 import time
 
 import msgspec
@@ -12,13 +13,14 @@ import msgspec
 from aenv import http
 from aenv.cleanup import finish
 from aenv.engines.kubernetes import manifests, pods
+from aenv.engines.kubernetes.api import Full
 from aenv.engines.kubernetes.ground import Ground
 from aenv.engines.kubernetes.live import Live
 from aenv.engines.kubernetes.manifests import MAIN
 from aenv.engines.kubernetes.pods import Pod
 from aenv.engines.kubernetes.tunnel import PortForward
 from aenv.errors import AEnvError, Conflict, Invalid, NetworkError, NotFound, SandboxLost, StartFailed, TooLarge
-from aenv.models import SandboxSpec
+from aenv.models import SandboxSpec, State
 from aenv.runtime import delivery
 from aenv.runtime.warm import UNFIT
 
@@ -32,17 +34,39 @@ _BRINGING = 300.0
 """Seconds that bringing a project may take."""
 _PULLING = 15.0
 """Seconds for which an image may be not to be had: a registry that restarts is asked a few times."""
+_ROOM = 1.0
+"""Seconds, about, after which a quota that left no room is tried again: whoever waits has the same chance."""
 _NOT_YET = 503
 _SERVING = (401, 403, 404, 409)
 """What a runtime answers that has been brought all it needs."""
 GONE = "its pod was deleted, and not by this engine: its node was drained, or somebody deleted it"
 
 
+class Patience:
+    """The time that a start may take. It stands still while the cluster has no room, though not for ever."""
+
+    def __init__(self, limit: asyncio.Timeout, longest: float) -> None:
+        self._limit, self._longest = limit, longest
+        self._left = 0.0
+        self.holds = False
+
+    def hold(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._left = (self._limit.when() or now) - now
+        self._limit.reschedule(now + self._left + self._longest)
+        self.holds = True
+
+    def go_on(self) -> None:
+        self._limit.reschedule(asyncio.get_running_loop().time() + self._left)
+        self.holds = False
+
+
 class Starting:
     """One start."""
 
-    def __init__(self, ground: Ground, live: Live) -> None:
-        self._ground, self._live = ground, live
+    def __init__(self, ground: Ground, live: Live, patience: Patience | None = None) -> None:
+        """Without ``patience``, the time that it waits for room is time that it takes."""
+        self._ground, self._live, self._patience = ground, live, patience
         self._pulling_since = 0.0
 
     async def bring_up(self, spec: SandboxSpec) -> None:
@@ -84,19 +108,43 @@ class Starting:
             raise
 
     async def _make(self, spec: SandboxSpec) -> None:
-        live = self._live
+        """Have its pod made, once a quota leaves room for that."""
+        ground, live = self._ground, self._live
         live.stages.begin("create")
-        try:
-            await self._ground.make(spec, live.facts, self._waits)
-        except Conflict:
-            if await self._take_over():
-                return
-            await self._make(spec)
-        finally:
-            live.reason = ""
+        while True:
+            try:
+                await ground.make(spec, live.facts)
+                break
+            except Conflict:
+                if await self._take_over():
+                    break
+            except Full as exc:
+                self._wait_for_room(exc.message)
+                await asyncio.sleep(_ROOM * (0.5 + random.random()))  # noqa: S311
+                live.begins(manifests.facts(live.id, spec, ground.cluster.now()))
+        live.reason = ""
+        self._has_room()
 
-    def _waits(self, reason: str) -> None:
-        self._live.reason = reason
+    def _wait_for_room(self, reason: str) -> bool:
+        """Stand still, and say why; whether it only begins to."""
+        live, patience = self._live, self._patience
+        live.reason = reason
+        if patience is None or patience.holds:
+            return False
+        patience.hold()
+        live.state = State.PENDING
+        live.stages.begin("room")
+        return True
+
+    def _has_room(self) -> bool:
+        """Go on; whether it had stood still."""
+        live, patience = self._live, self._patience
+        if patience is None or not patience.holds:
+            return False
+        patience.go_on()
+        live.state = State.CREATING
+        live.stages.begin("schedule")
+        return True
 
     async def _take_over(self) -> bool:
         """Its name is taken. By one that another engine of this state made: then that is it. False when it is free by
@@ -142,9 +190,24 @@ class Starting:
         """Where it is, once a node has taken it."""
         while True:
             pod = await self._alive()
+            await self._mind_room(pod)
             if pod.url:
                 return pod.url
             await self._ground.cache.changed(self._live.id, 1.0)
+
+    async def _mind_room(self, pod: Pod) -> None:
+        """While no node has room, its time to live does not run: it begins when one has."""
+        known = self._live.facts
+        if pods.lacks_room(pod):
+            if self._wait_for_room(self._live.reason) and known.ttl is not None:
+                await self._live_for(max(known.ttl, known.startup_timeout) + known.startup_timeout)
+        elif self._has_room() and known.ttl is not None:
+            await self._live_for(known.ttl)
+
+    async def _live_for(self, seconds: float) -> None:
+        moment = self._ground.cluster.now() + seconds
+        await self._ground.set_expiry(self._live.id, moment)
+        self._live.expires_at = moment
 
     async def _way(self, address: str) -> str:
         """How it is reached from here."""
