@@ -8,7 +8,7 @@ SOAK_SECONDS ?= 600
 PODS ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help install components base-image platform-image demo test lint bench bench-check simulation docs serve soak soak-kubernetes clean
+.PHONY: help install components base-image platform-image demo test lint bench bench-check simulation docs serve soak clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
@@ -73,11 +73,9 @@ docs: $(VENV)/dev.stamp  ## write the generated parts of docs/reference
 serve: $(VENV)/package.stamp  ## serve the example on port 8081
 	@$(BIN)/aenv run --work-dir examples/$(NAME) --quiet
 
-soak: $(VENV)/dev.stamp  ## ten minutes of everything against two servers on one Redis, and on Docker (SOAK_SECONDS)
+soak: $(VENV)/dev.stamp  ## ten minutes each of everything against two servers on one Redis: processes, Docker, Kubernetes (SOAK_SECONDS)
 	@$(BIN)/python -m benchmarks.soak platform --seconds $(SOAK_SECONDS)
 	@$(BIN)/python -m benchmarks.soak docker --seconds $(SOAK_SECONDS)
-
-soak-kubernetes: $(VENV)/dev.stamp  ## the same on Kubernetes (SOAK_SECONDS)
 	@$(BIN)/python -m benchmarks.soak kubernetes --seconds $(SOAK_SECONDS)
 
 clean:  ## forget the virtual environment and the caches

@@ -6,9 +6,9 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -172,6 +172,22 @@ async def test_what_never_finds_room_is_given_up(
         made = await one(platform, wanted(startup_timeout=0.5, ttl=0.5))
         assert (made.status, made.reason) == ("Terminated", "there was no room for it: all nodes are full")
         assert engine.sandboxes == {}
+
+
+async def test_an_engine_may_give_more_than_others(store: Store, shelf: PaperShelf, tmp_path: Path) -> None:
+    class GenerousEngine(PaperEngine):
+        given: ClassVar[list[dict[str, str]]] = []
+
+        def check_resources(self, resources: Mapping[str, str]) -> None:
+            pass
+
+        async def create(self, id: str, spec: SandboxSpec) -> Sandbox:
+            self.given.append(spec.resources)
+            return await super().create(id, spec)
+
+    async with service(store, GenerousEngine(), shelf, tmp_path) as platform:
+        assert (await one(platform, wanted(resources={"example.org/gpu": "2"}))).status == "Running"
+        assert GenerousEngine.given[0]["example.org/gpu"] == "2"
 
 
 async def test_an_engine_with_a_defect_fails_the_instance_and_not_the_server(
@@ -388,6 +404,11 @@ BAD = {
     "our label": ({"labels": {"aenv/server": "x"}}, Invalid, "label"),
     "labels": ({"labels": {f"l{n}": "x" for n in range(33)}}, Invalid, "33 labels"),
     "resource": ({"resources": {"gpu": "1"}}, Invalid, "gpu"),
+    "resource of some nodes": (
+        {"resources": {"example.org/gpu": "1"}},
+        Invalid,
+        "paper engine does not give 'example.org/gpu'",
+    ),
     "memory": ({"resources": {"memory": "much"}}, Invalid, "memory"),
     "datasource": ({"datasource": "/etc"}, Invalid, "datasource '/etc'"),
     "secret": ({"env": "secretive"}, Invalid, "API_TOKEN"),

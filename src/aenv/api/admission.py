@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from aenv.api.charges import Charge
 from aenv.api.records import Wanted
+from aenv.engines.base import RESOURCES
 from aenv.engines.specs import TTL
 from aenv.errors import Invalid, TooLarge
 from aenv.models import Second, parse_duration
@@ -49,7 +50,6 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 _SEED = 2**63
 _COUNTED = 1e15
 """What is charged for at most: more of it nobody has."""
-_RESOURCES = ("cpu", "memory", "ephemeralStorage")
 
 
 class Plan(Struct, frozen=True):
@@ -208,9 +208,10 @@ def _check_size(texts: Sequence[str], what: str) -> None:
 
 
 def _resources(resources: Mapping[str, str]) -> dict[str, str]:
+    """How much of each is asked for. What else a node may have, such as a GPU, its engine knows."""
     for name, value in resources.items():
-        if name not in _RESOURCES:
-            raise Invalid(f"resources: there is no {name[:64]!r}", hint=f"there is {', '.join(_RESOURCES)}")
+        if name not in RESOURCES:
+            continue
         for _, phrase in fields.BY_PATH[f"deployConfig.{name}"].check(value):
             raise Invalid(f"resources.{name} {phrase}, found {value[:64]!r}")
         if not math.isfinite(fields.quantity(value)):

@@ -159,6 +159,7 @@ class Instances:
             env = await self.packages.resolve(EnvRef.parse(request.env_name), token, caller)
         plan = await admission.plan(request, env, datasources=self._datasources, elsewhere=self._engine.shared)
         self._engine.check_second(plan.wanted.second)
+        self._engine.check_resources(plan.wanted.resources)
         if plan.secrets:
             admission.check_secrets(await self._secrets.values(owner, plan.secrets))  # which are missing is said now
         now = self.lives.clock.now()

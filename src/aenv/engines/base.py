@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple, Self
 import msgspec
 
 from aenv.cleanup import finish
-from aenv.errors import AEnvError, NotFound, SandboxLost, StartFailed, Unsupported
+from aenv.errors import AEnvError, Invalid, NotFound, SandboxLost, StartFailed, Unsupported
 from aenv.models import ExecResult, Sandbox, SandboxSpec, Second, State, told
 from aenv.runtime.tokens import digest, new_owner_token
 
@@ -28,6 +28,10 @@ _LONGEST_LINE = 1024 * 1024
 
 _MOMENT = 2.0
 """Seconds in which an engine must say how far a start is that takes too long."""
+
+
+RESOURCES = ("cpu", "memory", "ephemeralStorage")
+"""What every engine gives, as far as it can."""
 
 
 class Used(NamedTuple):
@@ -220,6 +224,14 @@ class Engine(ABC):
                 f"the {self.name} engine cannot {what}",
                 hint="use the docker engine: aenv serve --engine docker, or AENV_ENGINE=docker",
             )
+
+    def check_resources(self, resources: Mapping[str, str]) -> None:
+        """Raise unless it gives all of these: ``create`` and whoever admits sandboxes ask, as with ``check_second``."""
+        for name in resources:
+            if name not in RESOURCES:
+                raise Invalid(
+                    f"the {self.name} engine does not give {name[:100]!r}", hint=f"use {', '.join(RESOURCES)}"
+                )
 
     async def prepare(self, spec: SandboxSpec) -> bool:
         """Do now what the first sandbox of such a spec would have to wait for, and keep it: packages, an image. False

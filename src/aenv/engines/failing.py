@@ -16,7 +16,10 @@ from aenv.engines.base import Engine
 from aenv.errors import AEnvError, NotFound, StartFailed
 from aenv.models import Sandbox, SandboxSpec, Second, State
 
-_POWERS = ("check_second", "output", "update", "exec", "upload", "download", "expose", "checkpoint", "restore", "fork")
+_POWERS = (
+    *("check_second", "check_resources", "output", "update", "exec", "upload", "download"),
+    *("expose", "checkpoint", "restore", "fork"),
+)
 
 
 class PaperEngine(Engine):

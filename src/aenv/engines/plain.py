@@ -111,6 +111,7 @@ class PlainEngine(Engine):
         box = self._boxes.get(id)
         if box is None:
             self.check_second(spec.second)
+            self.check_resources(spec.resources)
             _check(spec)
             box = self._boxes[id] = _Box(id, spec)
             box.life = asyncio.create_task(self._live(box))

@@ -169,6 +169,9 @@ class RemoteEngine(Engine):
             if refusal is not None:
                 raise from_wire(refusal)
 
+    def check_resources(self, resources: Mapping[str, str]) -> None:
+        """What is to be had the engine there knows, and says so to ``create``."""
+
     async def prepare(self, spec: SandboxSpec) -> bool:
         return (await self._told("PUT", WARMUP, await self._wanted(spec), spec)).status != ""
 

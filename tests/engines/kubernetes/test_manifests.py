@@ -259,7 +259,7 @@ def test_what_a_sandbox_has_one_of_goes_to_the_container_of_the_task() -> None:
 )
 def test_resources_that_no_node_has(name: str, value: str) -> None:
     with pytest.raises(Invalid, match="nothing that a node could give"):
-        manifests.check("one", spec(resources={name: value}))
+        manifests.check_resources({name: value})
 
 
 def test_only_what_lasts_has_no_deadline() -> None:

@@ -83,6 +83,7 @@ class DockerEngine(Engine):
         if not _ID.fullmatch(id):
             raise Invalid(f"{id!r} is not an id", hint="use letters, digits, '-', '_' and '.', at most 128")
         self.check_second(spec.second)
+        self.check_resources(spec.resources)
         containers.check(spec)
         _check_project(spec)
         host = await self._open()

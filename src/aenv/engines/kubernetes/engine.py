@@ -108,6 +108,7 @@ class KubernetesEngine(Engine):
     async def create(self, id: str, spec: SandboxSpec) -> Sandbox:
         manifests.check(id, spec)
         self.check_second(spec.second)
+        self.check_resources(spec.resources)
         if not spec.image and not await asyncio.to_thread(os.path.isdir, spec.project):
             raise Invalid(f"{spec.env} has no project directory {spec.project!r}", hint="give one that exists")
         ground = await self._open()
@@ -433,6 +434,9 @@ class KubernetesEngine(Engine):
                 f"the kubernetes engine cannot make a second container from a directory ({second.directory})",
                 hint="make an image of it, and give that as the datasource",
             )
+
+    def check_resources(self, resources: Mapping[str, str]) -> None:
+        manifests.check_resources(resources)
 
     async def output(self, id: str, start: int) -> Output:
         live = await self._find(id)

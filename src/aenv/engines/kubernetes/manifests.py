@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from aenv.engines.base import RESOURCES
 from aenv.engines.kubernetes import overlays
 from aenv.engines.room import CPU, Room, amount, room
 from aenv.errors import Invalid, Unsupported
@@ -46,7 +47,7 @@ _KEY = re.compile(
     r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?",
     re.ASCII,
 )
-_KINDS = frozenset(("cpu", "memory", "ephemeralStorage"))
+_AMOUNT = re.compile(r"[0-9]{1,15}", re.ASCII)
 _SHARE = 0.25
 """The part of a sandbox that its main container is sure to get, where there are two."""
 _PORTER = {"cpu": "100m", "memory": "128Mi", "ephemeral-storage": "16Mi"}
@@ -127,11 +128,15 @@ def check(id: str, spec: SandboxSpec) -> None:
         if place == "/" or any(_overlap(place, reserved) for reserved in _RESERVED):
             hint = "use a directory of its own, such as /home/admin/data"
             raise Invalid(f"the volume {one.name!r} cannot be at {place}, which sandboxes need themselves", hint=hint)
-    for name in set(spec.resources) - _KINDS:
-        if not _KEY.fullmatch(name) or "/" not in name or not spec.resources[name].isdigit():
+
+
+def check_resources(resources: Mapping[str, str]) -> None:
+    """Besides what every engine gives there is what only some nodes have, in whole numbers."""
+    for name, value in resources.items():
+        if name not in RESOURCES and not (_KEY.fullmatch(name) and "/" in name and _AMOUNT.fullmatch(value)):
             raise Invalid(
-                f"{name[:100]}={spec.resources[name][:100]!r} is nothing that a node could give",
-                hint="use cpu, memory, ephemeralStorage, or for example nvidia.com/gpu with a whole number",
+                f"{name[:100]}={value[:100]!r} is nothing that a node could give",
+                hint=f"use {', '.join(RESOURCES)}, or for example nvidia.com/gpu with a whole number",
             )
 
 
@@ -353,7 +358,7 @@ def _resources(spec: SandboxSpec, memory: int, part: float) -> dict[str, Any]:
     """What a container may have, and the part of it that it is sure to get. Two that share it may each have all of it,
     but for memory; what there is one of goes to the task's."""
     cpu, disk = amount(spec.resources, "cpu", CPU) * 1000, room(spec).disk
-    more = {name: value for name, value in spec.resources.items() if name not in _KINDS} if part > _SHARE else {}
+    more = {name: value for name, value in spec.resources.items() if name not in RESOURCES} if part > _SHARE else {}
 
     def found(part: float) -> dict[str, str]:
         return {

@@ -103,6 +103,7 @@ class ProcessEngine(Engine):
         if not _ID.fullmatch(id):
             raise Invalid(f"{id!r} is not an id", hint="use letters, digits, '-', '_' and '.', at most 128")
         self.check_second(spec.second)
+        self.check_resources(spec.resources)
         began = self._installing.setdefault(id, (spec, time.time()))[1]
         try:
             request = await _request(spec, self.isolation)
@@ -137,6 +138,7 @@ class ProcessEngine(Engine):
 
     async def prepare(self, spec: SandboxSpec) -> bool:
         self.check_second(spec.second)
+        self.check_resources(spec.resources)
         await _request(spec, self.isolation)
         return True
 
