@@ -191,7 +191,7 @@ async def test_an_api_server_that_is_gone_for_a_while(harbour: Harbour, breakabl
         async with down(breakable, "apiserver"):
             creating = [asyncio.create_task(engine.create(f"during-{number}", probe())) for number in range(2)]
             before = len(calls)
-            await asyncio.sleep(10)
+            await asyncio.sleep(20)
             assert len(calls) > before, "who has a sandbox does not need the cluster"
         made = await asyncio.gather(*creating)
         assert [found.state for found in made] == [State.RUNNING] * 2
