@@ -86,3 +86,12 @@ def test_an_answer_that_was_overtaken_is_not_believed(cache: Cache) -> None:
     entry = cache.get("p")
     assert entry is not None
     assert entry.pod.status.pod_ip == "10.0.0.8"
+
+
+def test_that_all_of_it_began_is_remembered(cache: Cache) -> None:
+    running, waiting = ({"containerStatuses": [{"name": MAIN, "state": {how: {}}}]} for how in ("running", "waiting"))
+    for number, (status, began) in enumerate([(waiting, False), (running, True), (waiting, True)], 1):
+        cache.note(told("p", number, **status))
+        entry = cache.get("p")
+        assert entry is not None
+        assert entry.began is began

@@ -223,7 +223,33 @@ def test_nothing_is_wrong(state: dict[str, Any]) -> None:
     ],
 )
 def test_whether_nothing_runs_in_it(told: dict[str, Any], is_empty: bool) -> None:
-    assert pod(**told).is_empty(0.0) is is_empty
+    assert pod(**told).is_empty(0.0, began=False) is is_empty
+
+
+@pytest.mark.parametrize(
+    ("told", "is_empty"),
+    [
+        ({"main": waiting("ContainerCreating")}, False),  # nobody asked it to end
+        ({"going": True, "main": waiting("ContainerCreating")}, True),
+        ({"going": True, "main": waiting("ContainerCreating"), "second": RUNNING}, False),
+    ],
+)
+def test_what_waits_after_it_began_is_gone(told: dict[str, Any], is_empty: bool) -> None:
+    assert pod(**told).is_empty(0.0, began=True) is is_empty
+
+
+@pytest.mark.parametrize(
+    ("told", "began"),
+    [
+        ({}, False),
+        ({"main": RUNNING}, True),
+        ({"main": ended(0)}, True),
+        ({"main": RUNNING, "second": waiting("ContainerCreating")}, False),
+        ({"porter": ended(0), "main": waiting("PodInitializing")}, False),
+    ],
+)
+def test_whether_all_of_it_began(told: dict[str, Any], began: bool) -> None:
+    assert pod(**told).began is began
 
 
 def test_where_it_is() -> None:

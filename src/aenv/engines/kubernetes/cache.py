@@ -46,6 +46,8 @@ class Entry(NamedTuple):
     pod: Pod
     facts: Facts
     expires_at: float | None
+    began: bool
+    """Whether all its containers were seen to run, or to have ended, by now."""
 
 
 class _Event(Struct):
@@ -143,7 +145,7 @@ class Cache:
         if pod.metadata.uid in self._gone:
             return
         before = self._entries.get(pod.name)
-        if before is not None and before.pod.metadata.uid == pod.metadata.uid and _is_older(pod, before.pod):
+        if before is not None and _is_same(pod, before) and _is_older(pod, before.pod):
             return
         if self._meanwhile is not None:
             self._meanwhile.add(pod.metadata.uid)
@@ -157,7 +159,9 @@ class Cache:
             return
         pod.metadata.annotations = {name: annotations[name] for name in _KEPT if name in annotations}
         pod.metadata.labels = {STATE: pod.state}
-        entry = self._entries[pod.name] = Entry(pod, facts, pod.expires_at)
+        entry = self._entries[pod.name] = Entry(
+            pod, facts, pod.expires_at, pod.began or (before is not None and _is_same(pod, before) and before.began)
+        )
         (self._over.add if pod.over else self._over.discard)(pod.name)
         if entry.expires_at is not None and (before is None or before.expires_at != entry.expires_at):
             self._ends_at(entry.expires_at, pod.name)
@@ -284,6 +288,10 @@ class Cache:
             self.forget(pod.name, pod.metadata.uid)
         else:
             self.note(pod)
+
+
+def _is_same(pod: Pod, before: Entry) -> bool:
+    return pod.metadata.uid == before.pod.metadata.uid
 
 
 def _is_older(pod: Pod, other: Pod) -> bool:

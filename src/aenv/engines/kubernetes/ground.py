@@ -131,7 +131,7 @@ class Ground:
                 # Where nothing runs any more, a node takes ten seconds to say so in its own way; until then its name
                 # is taken, and quotas count it. A node that says nothing at all is gone, or stuck: when it is back it
                 # ends what nobody knows any more.
-                is_empty = entry.pod.is_empty(self.cluster.now())
+                is_empty = entry.pod.is_empty(self.cluster.now(), began=entry.began)
                 if is_empty or monotonic() - asked > _GONE:
                     if not is_empty:
                         log.warning("%s has not ended after %g s, and is forgotten: look at its node", id, _GONE)

@@ -151,14 +151,21 @@ class Pod(Struct, gc=False):
             one.state.terminated is not None for one in self.status.container_statuses if one.name in (MAIN, BESIDE)
         )
 
-    def is_empty(self, now: float) -> bool:
-        """Whether nothing runs in it, and nothing will: it was asked to end, and its containers have, or none began."""
+    @property
+    def began(self) -> bool:
+        """Whether all its containers run, or have ended."""
+        found = self.status.container_statuses
+        return bool(found) and all(one.state.waiting is None for one in found)
+
+    def is_empty(self, now: float, *, began: bool) -> bool:
+        """Whether nothing runs in it, and nothing will: it was asked to end, and its containers have, or none began.
+        ``began``: all of them had, so what waits now was removed already, which nodes tell like that."""
         if not self.going:
             return False
         found = [*self.status.container_statuses, *self.status.init_container_statuses]
         if not self.spec.node_name or any(one.state.running is not None for one in found):
             return not self.spec.node_name
-        if any(one.state.terminated is not None for one in found if one.name != PORTER):
+        if began or any(one.state.terminated is not None for one in found if one.name != PORTER):
             return True
         return now > moment(self.metadata.deletion_timestamp or "") + _BEGINNING  # what waited may have begun since
 
