@@ -65,7 +65,6 @@ FULL: dict[str, Any] = {
         "default": {"spec": {"nodeSelector": {"pool": "sandboxes"}}},
         "gpu": {"metadata": {"labels": {"a": "<b> & c"}}, "spec": {"runtimeClassName": "nvidia"}},
     },
-    "rbac": {"nodes": True},
     "networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {"team": "rl"}}}]},
     "ingress": {
         "enabled": True,

@@ -19,6 +19,7 @@ from aenv.deploy import documents
 from aenv.deploy.chart import Object, Release, chart
 from aenv.errors import Invalid
 from tests.deploy.support import EXTERNAL, SETS, by_helm, needs_helm, rendered, without_chance, write
+from tests.docs.doc_pages import ROOT
 
 VERSIONS = sorted(
     {
@@ -133,19 +134,31 @@ def test_only_who_makes_sandboxes_may_ask_the_cluster(name: str, trusted: set[st
     assert {part for part, account in accounts.items() if account in bound} == trusted
 
 
+RIGHTS = {
+    "pods": ["create", "get", "list", "watch", "patch", "delete"],
+    "pods/log": ["get"],
+    "persistentvolumeclaims": ["create", "get", "list", "patch", "delete"],
+    "networkpolicies": ["create", "patch"],
+    "leases": ["create", "get", "update"],
+}
+"""All that the engine asks of a cluster."""
+
+
 def test_rights_are_few_and_in_the_namespace_of_sandboxes(values: dict[str, Any], tmp_path: Path) -> None:
     objects = rendered(values, tmp_path).objects
-    for found in objects:
-        for rule in found.content.get("rules", ()) if found.kind in ("Role", "ClusterRole") else ():
-            assert "*" not in str(rule)
-            assert not {"secrets", "configmaps", "pods/exec", "serviceaccounts"} & set(rule["resources"])
-            if found.kind == "ClusterRole":
-                assert rule == {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}
+    rules = [rule for found in objects if found.kind == "Role" for rule in found.content["rules"]]
+    given = {resource: rule["verbs"] for rule in rules for resource in rule["resources"]}
+    assert given == (RIGHTS if values.get("rbac", {}).get("create", True) else {})
     roles = [found.content["metadata"]["namespace"] for found in objects if found.kind in ("Role", "RoleBinding")]
     assert set(roles) <= {values.get("sandboxes", {}).get("namespace", "aenv-sandboxes")}
-    everywhere = {found.kind for found in objects if "namespace" not in found.content["metadata"]}
-    nodes = {"ClusterRole", "ClusterRoleBinding"} if values.get("rbac", {}).get("nodes") else set()
-    assert everywhere <= {"Namespace"} | nodes
+    assert {found.kind for found in objects if "namespace" not in found.content["metadata"]} <= {"Namespace"}
+
+
+def test_the_guide_lists_the_rights() -> None:
+    page = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
+    section = page.partition("## The account's rights")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| (.+) \|$", section, re.MULTILINE)
+    assert {resource: verbs.split(", ") for resource, verbs in rows} == RIGHTS
 
 
 def test_nothing_is_open_by_default(tmp_path: Path) -> None:

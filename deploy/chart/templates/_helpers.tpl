@@ -44,23 +44,24 @@ kubernetes
 {{- end -}}
 
 {{/*
-The rights over sandboxes, in their namespace and nowhere else. Everything that the engine asks of the cluster is here.
-No Secrets: what is secret is brought to a sandbox by the platform itself. No exec: so are commands. The lease says
-which of several servers clears up.
+The rights over sandboxes, in their namespace and nowhere else. Everything that the engine asks of the cluster is here,
+and nothing more. No Secrets: what is secret is brought to a sandbox by the platform itself. No exec: so are commands.
+Network policies are applied, which makes and changes them, and neither read nor deleted. The lease says which of several
+servers clears up.
 */}}
 {{- define "aenv.sandboxRules" -}}
 - apiGroups: [""]
-  resources: [pods, persistentvolumeclaims]
+  resources: [pods]
   verbs: [create, get, list, watch, patch, delete]
 - apiGroups: [""]
   resources: [pods/log]
   verbs: [get]
 - apiGroups: [""]
-  resources: [events, resourcequotas]
-  verbs: [get, list, watch]
+  resources: [persistentvolumeclaims]
+  verbs: [create, get, list, patch, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [create, get, list, patch, delete]
+  verbs: [create, patch]
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [create, get, update]
