@@ -10,7 +10,7 @@ import pytest
 
 from aenv.auth import tokens as module
 from aenv.auth.callers import Caller, Scope
-from aenv.auth.tokens import DEEPEST, LONGEST_TTL, Tokens, digest, new_token
+from aenv.auth.tokens import DEEPEST, GIVEN, LONGEST_TTL, Tokens, check_given, digest, new_token
 from aenv.errors import Conflict, Forbidden, Invalid, InvalidConfig, NetworkError, NotFound, Unauthorized
 from aenv.store import Delete, Store, open_store
 from aenv.store import redis as redis_store
@@ -337,3 +337,18 @@ async def test_the_first_admin_may_bring_a_token(store: Store) -> None:
         await Tokens(store).authenticate(given)
     with pytest.raises(InvalidConfig, match="AENV_FIRST_TOKEN is no token"):
         await tokens.first("aenv_short")
+
+
+async def test_a_server_takes_tokens_of_its_settings(store: Store, alice: Caller) -> None:
+    reader, given = Caller("(metrics)", frozenset({Scope.READ}), GIVEN), new_token()
+    kept = await Tokens(store).create(alice, TokenRequest(scopes=["run"]))
+    tokens = Tokens(store, given={digest(token): reader for token in (given, kept.token)})
+    for _ in range(2):
+        assert await tokens.authenticate(given) == reader
+    assert (await tokens.authenticate(kept.token)).owner == "alice"  # what the store says of one counts
+    assert await tokens.list(reader) == ([], 0)
+    with pytest.raises(Forbidden, match="makes no other one"):
+        await tokens.create(reader, TokenRequest())
+    assert await refused(Tokens(store), given)
+    with pytest.raises(InvalidConfig, match="AENV_HUB_KEY is no token"):
+        check_given("AENV_HUB_KEY", "aenv_short")

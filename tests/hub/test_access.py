@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aenv.auth.callers import Caller
+from aenv.auth.callers import Caller, Scope
 from aenv.errors import Conflict, Forbidden, Invalid, NotFound
 from aenv.hub import records
 from aenv.hub.service import Hub
@@ -75,6 +75,19 @@ async def test_who_may_not_see_a_name_is_told_that_there_is_none(hub: Hub) -> No
     assert await hub.exists(BOB, "game", "1.0.0")
     assert await ids(hub, BOB) == await ids(hub, ANN) == await ids(hub, ADMIN) == ["game@1.0.0"]
     for change in changes(hub, BOB):
+        with pytest.raises(Forbidden):
+            await change
+
+
+async def test_an_api_service_reads_what_is_anybodys_and_changes_nothing(hub: Hub) -> None:
+    fetcher = Caller("(api)", frozenset({Scope.FETCH}))
+    await push(hub, ANN, "game")
+    await hub.set_policy(ANN, "game", PolicyChange(public=False))
+    for asking in looks(hub, fetcher):
+        await asking
+    assert await hub.exists(fetcher, "game", "1.0.0")
+    assert await ids(hub, fetcher) == await ids(hub, fetcher, owner="ann") == ["game@1.0.0"]
+    for change in changes(hub, fetcher):
         with pytest.raises(Forbidden):
             await change
 

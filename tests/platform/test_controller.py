@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from aenv import http, project
+from aenv.auth.tokens import new_token
 from aenv.engines import load_engine
 from aenv.engines.base import Engine, new_id
 from aenv.engines.remote import RemoteEngine
@@ -33,11 +34,12 @@ from tests.store.servers import Server, free_port, redis_server
 pytestmark = pytest.mark.xdist_group("platform-controller")
 
 INSTANCE = "/aenvironment/instance"
+SCRAPER = new_token()
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Platform]:
-    with platform("controller", "--engine", "process", AENV_GRACE="5") as found:
+    with platform("controller", "--engine", "process", AENV_GRACE="5", AENV_METRICS_TOKEN=SCRAPER) as found:
         yield found
         assert processes(found.home) > 0
         found.end()
@@ -262,6 +264,20 @@ async def test_a_create_that_is_given_up_makes_nothing_whenever_that_is(controll
             if not creating.cancelled():
                 await engine.delete(creating.result().id)
         assert [found for found in await engine.find({"of": "given-up"}) if not found.state.over] == []
+
+
+def test_what_it_counts_is_open_to_who_may_read(controller: Platform) -> None:
+    """Its records are not those of the platform: a scraper of both has a token that each has from its settings."""
+    controller.ask("GET", INSTANCE).data  # noqa: B018
+    made = controller.ask("POST", "/token", {"scopes": ["read"]}).data["token"]
+    for token in (SCRAPER, made):
+        page = controller.ask("GET", "/metrics", token=token)
+        assert (page.status, page.headers["content-type"]) == (200, "text/plain; version=0.0.4")
+        line = f'aenv_api_requests_total{{method="GET",endpoint="{INSTANCE}",status="200"}} '
+        assert line in page.body.decode()
+        assert controller.ask("GET", INSTANCE, token=token).status == 403
+    assert controller.ask("GET", "/metrics", token=None).status == 401
+    assert controller.ask("GET", "/metrics", token=new_token()).status == 401
 
 
 def test_an_attempt_may_be_given_up_before_it_comes(controller: Platform) -> None:

@@ -11,13 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from aenv import http
+from aenv.auth.callers import Caller
 from aenv.auth.keys import platform_key
+from aenv.auth.tokens import new_token
 from aenv.engines.process import powers
 from aenv.engines.process.engine import ProcessEngine
 from aenv.errors import AEnvError, Conflict
-from aenv.models import NAME
+from aenv.models import NAME, EnvRef
 from aenv.runtime.server import bind
 from aenv.serve import Options, _Platform, running
+from aenv.serve.hubs import HubElsewhere
 from aenv.store import open_store
 from tests.platform.support import Platform, ask, eventually, new_home, platform, spawners, variant
 from tests.store.servers import Server, redis_server
@@ -179,6 +183,30 @@ def test_hub_and_api_service_apart(redis: Server, tmp_path: Path):
             assert api.ask("POST", "/env-instance", {"envName": "nothing"}, token=made["ada"]).status == 404
             assert api.ask("GET", "/env/shelf/latest", token=made["ada"]).status == 404  # it is no hub
             assert hub.ask("POST", "/env-instance", {"envName": "shelf"}, token=made["ada"]).status == 404
+
+
+def test_the_key_of_api_services_reads_every_environment_and_does_no_more(tmp_path: Path):
+    key = new_token()
+    with platform("hub", AENV_HUB_KEY=key) as hub:
+        hub.aenv("push", str(variant(tmp_path, "shelf")))
+        hub.ask("PUT", "/env/shelf/policy", {"public": False}).data  # noqa: B018
+        found, size = asyncio.run(fetched(HubElsewhere(hub.control, key), EnvRef("shelf")))
+        assert (found, size > 0) == ("shelf@1.2.0", True)
+        for method, path in (("DELETE", "/env/shelf/1.2.0"), ("POST", "/env/shelf/1.2.0/release"), ("GET", "/audit")):
+            assert hub.ask(method, path, token=key).status == 403
+        assert hub.ask("POST", "/token", {}, token=key).status == 403
+        assert hub.ask("GET", "/env/shelf/1.2.0", token=new_token()).status == 401
+        assert key not in hub.text
+
+
+async def fetched(hub: HubElsewhere, ref: EnvRef) -> tuple[str, int]:
+    """What an API service goes on with by itself, without the token of who asked."""
+    nobody = Caller("nobody", frozenset())
+    try:
+        env = await hub.resolve(ref, "", nobody)
+        return env.id, sum([len(piece) async for piece in await hub.package(env, "", nobody)])
+    finally:
+        await http.close()
 
 
 def test_a_store_that_comes_later_is_waited_for(tmp_path: Path):

@@ -21,6 +21,8 @@ class Scope(StrEnum):
     """Make instances, call them, end them."""
     ENGINE = "engine"
     """Have sandboxes made and ended by a controller: what an API service needs of it."""
+    FETCH = "fetch"
+    """Read every environment of a hub, whoever's it is: what an API service needs of it."""
     ADMIN = "admin"
 
     @classmethod

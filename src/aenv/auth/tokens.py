@@ -14,7 +14,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +29,8 @@ from aenv.wire import Token, TokenRequest, timestamp
 
 LOCAL = "local"
 """Owner and id of the token that a server on the loopback shares with its user."""
+GIVEN = "given"
+"""Id of a token that a server has from its settings."""
 LONGEST_TTL = 10 * 365 * 86400.0
 MOST = 1000
 """Tokens of one owner."""
@@ -49,6 +51,7 @@ _SHOWN = 86400.0
 _RENEW = "ask for a new one, or make one with 'aenv token create'"
 _REMAKE = "remove it; a server makes a new one"
 _HINT = "set AENV_API_KEY, or send it as 'Authorization: Bearer ...'"
+_SHAPE = "it is 'aenv_' and 43 letters, digits, '-' or '_' that nobody can guess"
 
 Found = tuple[list[Token], int]
 
@@ -95,12 +98,14 @@ class _Answer(Struct, frozen=True):
 class Tokens:
     """The tokens in a store. Several servers may share it: a revocation counts everywhere within two seconds.
 
-    ``local`` is the loopback token, where it is accepted.
+    ``local`` is the loopback token, where it is accepted. ``given`` are tokens of this server's settings, by digest,
+    with whom each is: they count where the store knows nothing of them, are in no list, and end with the setting.
     """
 
-    def __init__(self, store: Store, *, local: str | None = None) -> None:
+    def __init__(self, store: Store, *, local: str | None = None, given: Mapping[str, Caller] | None = None) -> None:
         self._store = store
         self._local = None if local is None else digest(local)
+        self._given = given or {}
         self._good: dict[str, _Answer] = {}
         self._bad: dict[str, _Answer] = {}
         """Apart, so that who tries many tokens drives out none that is in use."""
@@ -146,11 +151,8 @@ class Tokens:
         ``given`` is one that the operator has made, and knows: it is not told. It counts once for a store, so that it
         does not come back when it was revoked.
         """
-        if given and not TOKEN.fullmatch(given):
-            raise InvalidConfig(
-                "AENV_FIRST_TOKEN is no token",
-                hint="it is 'aenv_' and 43 letters, digits, '-' or '_' that nobody can guess",
-            )
+        if given:
+            check_given("AENV_FIRST_TOKEN", given)
         marker = await self._store.get("platform", "first-token")
         if await self._has_admin():
             return None
@@ -221,6 +223,8 @@ class Tokens:
         answer = self._good.get(key) or self._bad.get(key)
         if answer is None or answer.until <= now:
             answer = await self._ask(key, now + _FRESH)
+        if answer.caller is None and key in self._given:
+            return self._given[key]
         if answer.caller is None:
             raise Unauthorized(
                 "this token is not known here: it was revoked, has ended long ago, or is another platform's",
@@ -257,6 +261,8 @@ class Tokens:
         """The caller's token and those above it, and when the first of them ends."""
         if caller.token_id in ("", LOCAL):
             return [], None
+        if caller.token_id == GIVEN:
+            raise Forbidden("a token of the server's settings makes no other one", hint="use one of a person's")
         found = (await self._store.find(_KIND, {"id": caller.token_id})).records
         if not found:
             raise Unauthorized("your token was revoked", hint="ask for a new one")
@@ -330,6 +336,13 @@ def digest(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
+def check_given(variable: str, token: str) -> str:
+    """A token that the operator gave by a variable, when it is one."""
+    if not TOKEN.fullmatch(token):
+        raise InvalidConfig(f"{variable} is no token", hint=_SHAPE)
+    return token
+
+
 def new_token() -> str:
     return f"aenv_{secrets.token_urlsafe(32)}"
 
@@ -388,7 +401,7 @@ def find_local_token(home: Path) -> str | None:
 def _scopes(caller: Caller, names: Sequence[str] | None) -> list[str]:
     """What a new token is for: what is asked for, else what the caller may do of what people do."""
     if names is None:
-        usual = {scope for scope in Scope if caller.has(scope)} - {Scope.ADMIN, Scope.ENGINE}
+        usual = {scope for scope in Scope if caller.has(scope)} - {Scope.ADMIN, Scope.ENGINE, Scope.FETCH}
         return [scope.value for scope in Scope if scope in usual]
     wanted = Scope.parse(names)
     if not wanted:

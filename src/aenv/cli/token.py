@@ -12,14 +12,14 @@ from aenv.cli.platform import accounts_client, page_options, plain, show_page, s
 from aenv.errors import Invalid
 from aenv.wire import Token, TokenRequest
 
-SCOPES = ("read", "push", "run", "engine", "admin")
+SCOPES = ("read", "push", "run", "engine", "fetch", "admin")
 
 
 @click.group(cls=Commands)
 def token() -> None:
     """Make, list and revoke tokens for a platform.
 
-    A token has an owner, whose things it opens, and scopes: read, push, run, engine, admin.
+    A token has an owner, whose things it opens, and scopes: read, push, run, engine, fetch, admin.
 
     \b
     Example:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from aenv.auth.callers import Caller
+from aenv.auth.callers import Caller, Scope
 from aenv.errors import Conflict, Forbidden, Invalid, NotFound, TooLarge
 from aenv.models import NAME, NOT_JSON, VERSION, EnvRef
 from aenv.project import versions
@@ -88,7 +88,7 @@ class Name(Struct, kw_only=True):
     versions: dict[str, Mark] = {}
 
     def reads(self, caller: Caller) -> bool:
-        return self.public or self.writes(caller) or caller.owner in self.readers
+        return self.public or caller.has(Scope.FETCH) or self.writes(caller) or caller.owner in self.readers
 
     def writes(self, caller: Caller) -> bool:
         return caller.owns(self.owner) or caller.owner in self.writers
@@ -202,7 +202,7 @@ def facets_of(*, tags: Sequence[str] = (), tools: Sequence[str] = (), owner: str
 
 def visible_to(caller: Caller) -> dict[str, list[str]]:
     """The tags of what a caller sees."""
-    return {} if caller.admin else {"visible": ["public", f"user:{caller.owner}"]}
+    return {} if caller.has(Scope.FETCH) else {"visible": ["public", f"user:{caller.owner}"]}
 
 
 class Shelf:
@@ -265,7 +265,7 @@ class Shelf:
             return await self.store.find(ENVS, tags, containing=containing, limit=limit, offset=offset)
 
         either: dict[str, str | Sequence[str]] = dict.fromkeys(facets, ("public", "private"))
-        if caller.admin:
+        if caller.has(Scope.FETCH):
             return await find(either, limit, offset)
         public = dict.fromkeys(facets or ["visible"], "public")
         own = {**dict.fromkeys(facets, "private"), "visible": f"user:{caller.owner}"}

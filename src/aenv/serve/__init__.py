@@ -35,9 +35,10 @@ from aenv.api.services.owners import Services
 from aenv.api.top import Loads
 from aenv.api.watchers import Watchers
 from aenv.auth.audit import Audit
+from aenv.auth.callers import Caller, Scope
 from aenv.auth.keys import platform_key
 from aenv.auth.secrets import Secrets
-from aenv.auth.tokens import Tokens, local_token
+from aenv.auth.tokens import GIVEN, Tokens, check_given, digest, local_token
 from aenv.cleanup import finish
 from aenv.control import control_url
 from aenv.controller import routes as controller_routes
@@ -146,7 +147,7 @@ class _Platform:
         """Open the store, put the services over it, and listen."""
         store = await self._open_store()
         local = local_token(self._home) if self._loopback else None
-        tokens, secrets, audit = Tokens(store, local=local), Secrets(store), Audit(store)
+        tokens, secrets, audit = Tokens(store, local=local, given=self._given()), Secrets(store), Audit(store)
         self._stack.push_async_callback(_finish, audit.close)
         routes = accounts.routes(tokens, secrets, audit)
         if self._tracer is not None:
@@ -174,6 +175,17 @@ class _Platform:
         first = None if self._loopback else await tokens.first(config.get("first_token"))
         token_file = self._home / "token" if self._loopback else None
         return Running(url_of(self._options.host, control), data_url, token_file, first)
+
+    def _given(self) -> dict[str, Caller]:
+        """Tokens of the settings, by digest. Nobody's own things are open to them: such owners there are none."""
+        found: dict[str, Caller] = {}
+        if token := config.get("metrics_token"):
+            reader = Caller("(metrics)", frozenset({Scope.READ}), GIVEN)
+            found[digest(check_given("AENV_METRICS_TOKEN", token))] = reader
+        if self._options.what in ("hub", "all") and (token := config.get("hub_key")):
+            reader = Caller("(api)", frozenset({Scope.FETCH}), GIVEN)
+            found[digest(check_given("AENV_HUB_KEY", token))] = reader
+        return found
 
     # Parts
 
