@@ -65,7 +65,10 @@ FULL: dict[str, Any] = {
         "default": {"spec": {"nodeSelector": {"pool": "sandboxes"}}},
         "gpu": {"metadata": {"labels": {"a": "<b> & c"}}, "spec": {"runtimeClassName": "nvidia"}},
     },
-    "networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {"team": "rl"}}}]},
+    "networkPolicy": {
+        "clients": [{"namespaceSelector": {"matchLabels": {"team": "rl"}}}],
+        "scrapers": [{"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}],
+    },
     "ingress": {
         "enabled": True,
         "className": "nginx",
@@ -75,11 +78,13 @@ FULL: dict[str, Any] = {
         "dataHost": "data.example.org",
         "tlsSecret": "tls",
     },
-    "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "tokenSecret": "reader"},
+    "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
 }
 EXTERNAL: dict[str, Any] = {
     "redis": {"enabled": False, "external": {"url": "redis://user:secret@redis.example.org:6379/0"}},
     "firstToken": {"existingSecret": "mine"},
+    "hubKey": {"existingSecret": "reader"},
+    "serviceMonitor": {"enabled": True, "tokenSecret": "scraper"},
     "hub": {"packages": {"existingClaim": "kept"}},
     "api": {"podDisruptionBudget": {"enabled": False}, "topologySpread": []},
     "networkPolicy": {"enabled": False},

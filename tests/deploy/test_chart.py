@@ -201,10 +201,13 @@ def test_secrets_are_made_once(tmp_path: Path) -> None:
     found = chart()
     again = found.render(found.effective(), Release(), lookup).objects
     assert {one.name: one.content for one in again if one.kind == "Secret"} == held
-    assert sorted(asked) == [("v1", "Secret", "aenv", "aenv-first-token"), ("v1", "Secret", "aenv", "aenv-redis")]
+    names = ("aenv-first-token", "aenv-hub-key", "aenv-redis")
+    assert sorted(asked) == [("v1", "Secret", "aenv", name) for name in names]
     other = rendered({}, tmp_path).objects
     assert {one.name: one.content for one in other if one.kind == "Secret"} != held
-    assert TOKEN.fullmatch(base64.b64decode(held["aenv-first-token"]["data"]["token"]).decode())
+    tokens = [base64.b64decode(held[name]["data"]["token"]).decode() for name in names[:2]]
+    assert all(map(TOKEN.fullmatch, tokens))
+    assert len(set(tokens)) == 2
 
 
 def test_the_admin_of_controllers_is_not_that_of_the_platform(tmp_path: Path) -> None:
@@ -214,14 +217,39 @@ def test_the_admin_of_controllers_is_not_that_of_the_platform(tmp_path: Path) ->
         if part != "redis":
             named = {name: env[name]["valueFrom"]["secretKeyRef"]["name"] for name in env if name in TOKENS}
             opened[part], stores[part] = named, env["AENV_STORE"]["value"][-2:]
-    platform = {"AENV_FIRST_TOKEN": "aenv-first-token", "AENV_CONTROLLER_KEY": "aenv-controller"}
+    platform = {
+        "AENV_FIRST_TOKEN": "aenv-first-token",
+        "AENV_HUB_KEY": "aenv-hub-key",
+        "AENV_CONTROLLER_KEY": "aenv-controller",
+    }
     assert opened == {"hub": platform, "api": platform, "controller": {"AENV_FIRST_TOKEN": "aenv-controller"}}
     assert stores == {"hub": "/0", "api": "/0", "controller": "/1"}
     with pytest.raises(Invalid, match="controllers need a database of their own"):
         rendered({**EXTERNAL, "controller": {"enabled": True}}, tmp_path)
 
 
-TOKENS = ("AENV_FIRST_TOKEN", "AENV_CONTROLLER_KEY")
+TOKENS = ("AENV_FIRST_TOKEN", "AENV_HUB_KEY", "AENV_CONTROLLER_KEY")
+
+
+@pytest.mark.parametrize(("name", "secret"), [("full", "site-metrics"), ("external", "scraper")])
+def test_every_server_takes_the_token_of_the_service_monitor(name: str, secret: str, tmp_path: Path) -> None:
+    objects = rendered(SETS[name], tmp_path).objects
+    [monitor] = [found.content["spec"] for found in objects if found.kind == "ServiceMonitor"]
+    wanted = {"name": secret, "key": "token"}
+    assert monitor["endpoints"][0]["authorization"]["credentials"] == wanted
+    for part, pod in _pods(objects):
+        given = [row for row in pod["spec"]["containers"][0]["env"] if row["name"] == "AENV_METRICS_TOKEN"]
+        assert [row["valueFrom"]["secretKeyRef"] for row in given] == ([wanted] if part != "redis" else [])
+
+
+def test_a_scraper_reaches_every_server(tmp_path: Path) -> None:
+    objects = rendered(SETS["full"], tmp_path).objects
+    policies = {found.name: found.content["spec"]["ingress"] for found in objects if found.kind == "NetworkPolicy"}
+    scrapers = SETS["full"]["networkPolicy"]["scrapers"]
+    rule = {"from": scrapers, "ports": [{"protocol": "TCP", "port": 8080}]}
+    for name in ("site-controller", "site-servers"):
+        assert rule in policies[name]
+    assert rule not in policies["site-redis"]
 
 
 def test_no_secret_is_shown_where_pods_are_described(tmp_path: Path) -> None:
@@ -327,7 +355,7 @@ def test_the_comments_say_what_the_schema_says() -> None:
     [
         ({"hub": {"replicas": 2}}, "several hubs need their packages in a bucket"),
         ({"redis": {"enabled": False}}, "name your own with redis.external"),
-        ({"serviceMonitor": {"enabled": True}}, "name a Secret with a token for reading"),
+        ({"serviceMonitor": {"enabled": True}, "controller": {"enabled": True}}, "closed to Prometheus"),
         ({"ingress": {"enabled": True}}, "name at least ingress.apiHost"),
     ],
 )

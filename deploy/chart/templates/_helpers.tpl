@@ -182,11 +182,19 @@ records and an admin of their own: whoever has a token for the one may do nothin
     secretKeyRef:
       name: {{ default (printf "%s-first-token" $full) $root.Values.firstToken.existingSecret }}
       key: token
-# What was asked of one API server is gone on with by another, which has nobody's token for the hub.
+# What was asked of one API server is gone on with by another, which has nobody's token for the hub. The hub lets it read.
 - name: AENV_HUB_KEY
   valueFrom:
     secretKeyRef:
-      name: {{ default (printf "%s-first-token" $full) $root.Values.firstToken.existingSecret }}
+      name: {{ default (printf "%s-hub-key" $full) $root.Values.hubKey.existingSecret }}
+      key: token
+{{- end }}
+{{- if $root.Values.serviceMonitor.enabled }}
+# Controllers have other records than hub and API, and a ServiceMonitor has one token for all of them.
+- name: AENV_METRICS_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ default (printf "%s-metrics" $full) $root.Values.serviceMonitor.tokenSecret }}
       key: token
 {{- end }}
 {{- if $root.Values.redis.enabled }}
@@ -210,6 +218,32 @@ records and an admin of their own: whoever has a token for the one may do nothin
 {{- with .part.extraEnv }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{/*
+A Secret with a token that is made once: {"root": ., "name": "...", "keep": true}. One that is kept outlives the release,
+as what is in the store does, which was made with it.
+*/}}
+{{- define "aenv.tokenSecret" -}}
+{{- $kept := lookup "v1" "Secret" .root.Release.Namespace .name -}}
+apiVersion: v1
+kind: Secret
+metadata:
+  name: {{ .name }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "aenv.labels" .root | nindent 4 }}
+  {{- if .keep }}
+  annotations:
+    helm.sh/resource-policy: keep
+  {{- end }}
+type: Opaque
+data:
+  {{- if $kept }}
+  token: {{ $kept.data.token }}
+  {{- else }}
+  token: {{ printf "aenv_%s" (randAlphaNum 43) | b64enc }}
+  {{- end }}
 {{- end -}}
 
 {{/* Liveness must not end a server that is about to stop by itself, and says 503 meanwhile: {"seconds": 40}. */}}
