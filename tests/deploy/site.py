@@ -110,8 +110,11 @@ class Site(Platform):
 
     @property
     def first_token(self) -> str:
-        kept = self.cluster.get(self.namespace, "secret", "aenv-first-token")["data"]["token"]
-        return b64decode(kept).decode()
+        return self.token_in("aenv-first-token")
+
+    def token_in(self, secret: str) -> str:
+        """The token that a Secret of the release holds."""
+        return b64decode(self.cluster.get(self.namespace, "secret", secret)["data"]["token"]).decode()
 
     def told_by_servers(self) -> str:
         """How the servers are, and what they printed last."""

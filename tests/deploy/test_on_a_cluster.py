@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from aenv.engines.kubernetes.manifests import STATE
 from tests import cluster as clusters
 from tests.cluster.components import NODE_ADDRESS
 from tests.cluster.conftest import breakable, busybox_image, cluster, dockerd, ground, inside, node_registry
@@ -88,6 +89,9 @@ def _service(site: Site, ref: str, counter: Counted, *options: str) -> dict[str,
 def test_tokens_are_on(site: Site) -> None:
     assert site.ask("GET", "/env-instance/list", token=None).status == 401
     assert site.ask("GET", "/env/", token=None).status == 401
+    key = site.token_in("aenv-hub-key")
+    assert site.ask("GET", "/env/", token=key).status == 200
+    assert site.ask("DELETE", "/env/mini-terminal/1.0.0", token=key).status == 403
 
 
 def test_the_policy_of_sandboxes_finds_the_platform(site: Site) -> None:
@@ -109,6 +113,10 @@ def test_a_project_is_pushed_and_an_instance_made(site: Site, desk: str) -> None
 
 
 def test_everything_that_an_environment_offers_works_by_the_sdk(site: Site, desk: str) -> None:
+    _use_by_the_sdk(site)
+
+
+def _use_by_the_sdk(site: Site) -> None:
     with site.program(SDK) as program:
         found = json.loads(program.line())
         about = found["about"]
@@ -217,10 +225,10 @@ async def test_api_services_are_killed_and_replaced_under_load(
     assert site.call(instance["id"], "POST", "/tools/look", {}).data == ["pen"]
     again = site.ask("GET", f"/env-service/{service['id']}").data
     assert ready(again) == ready(service)
+    await asyncio.to_thread(_replace_replica, site, service)
     site.ask("DELETE", f"/env-instance/{instance['id']}").data  # noqa: B018
     site.aenv("service", "delete", service["id"], "--yes")
-    for id in (instance["id"], *ready(service)):
-        await asyncio.to_thread(_gone, site, id)
+    await asyncio.to_thread(eventually, "no pods", lambda: not site.left("pods"), clusters.PATIENCE)
 
 
 def _is_back(site: Site, name: str) -> None:
@@ -246,6 +254,37 @@ def _replace_servers(site: Site) -> None:
     )
 
 
+def _replace_replica(site: Site, service: dict[str, Any]) -> None:
+    """End a replica. The servers, who were not asked for the service themselves, read its package by their own key,
+    though it is not for everybody."""
+    site.ask("PUT", "/env/counted/policy", {"public": False}).data  # noqa: B018
+    lost, other = ready(service)
+    site.delete_pod(site.sandboxes, lost)
+    now = once(site, service["id"], "another replica", lambda found: len(set(ready(found)) - {lost}) == 2)
+    assert other in ready(now)
+    told = site.cluster.kubectl("logs", "deployment/aenv-hub", "--namespace", site.namespace).splitlines()
+    assert [line for line in told if '"owner":"(api)"' in line and "/package 200" in line]
+
+
+def test_controllers_make_sandboxes_for_servers_that_may_ask_the_cluster_for_nothing(site: Site, desk: str) -> None:
+    site.deploy("--set", "controller.enabled=true", "--set", "api.replicas=1")
+    accounts = {"hub": {"aenv-server"}, "api": {"aenv-server"}, "controller": {"aenv-engine"}}
+    eventually("the end of the servers of before", lambda: _accounts(site) == accounts, clusters.PATIENCE)
+    made = json.loads(site.aenv("instance", "create", desk, "--keep-alive", "-o", "json").stdout)
+    [pod] = [pod for pod in site.pods() if pod["metadata"]["name"] == made["id"]]
+    assert pod["metadata"]["labels"][STATE].startswith("controller-")
+    assert site.call(made["id"], "POST", "/tools/put", {"thing": "pen"}).data == 1
+    site.aenv("instance", "delete", made["id"], "--yes")
+    _gone(site, made["id"])
+    _use_by_the_sdk(site)
+
+
+def _accounts(site: Site) -> dict[str, set[str]]:
+    """As whom the servers ask the cluster, by their kind."""
+    parts = ("hub", "api", "controller")
+    return {part: {pod["spec"]["serviceAccountName"] for pod in site.pods(part)} for part in parts}
+
+
 def test_nothing_is_left(site: Site) -> None:
     """Whatever the tests before this one did."""
     for row in site.ask("GET", "/env-service/list").data:
@@ -257,17 +296,18 @@ def test_nothing_is_left(site: Site) -> None:
         lambda: site.left("pods", "services", "persistentvolumeclaims") == [],
         clusters.PATIENCE,
     )
-    # Those are of the platform, and none of an instance: one for all who clear up, one for each network of the
-    # hub, which reads projects without any, and of the API services.
+    # Those are of the platform, and none of an instance: one for all who clear up, of the API services and then of the
+    # controllers, and one for each network of the hub, which reads projects without any, and of the API services.
     leases, policies = site.left("leases"), site.left("networkpolicies")
     kinds = sorted(name.rpartition("-")[2] for name in policies)
-    assert (len(leases), kinds) == (1, ["full", "none"]), (leases, policies)
+    assert (len(leases), kinds) == (2, ["full", "none"]), (leases, policies)
 
 
 def test_a_deployment_that_is_removed_leaves_what_is_kept_or_nothing(site: Site) -> None:
     site.deploy("--delete")
     kept = {"persistentvolumeclaim/aenv-packages", "persistentvolumeclaim/data-aenv-redis-0"}
-    assert set(site.cluster.left(site.namespace)) == kept | {"secret/aenv-first-token", "secret/aenv-redis"}
+    kept |= {f"secret/aenv-{name}" for name in ("controller", "first-token", "redis")}
+    assert set(site.cluster.left(site.namespace)) == kept
     site.deploy("--delete", "--with-data")
     assert site.cluster.left(site.namespace) == []
     namespace = f"namespace/{site.sandboxes}"
