@@ -493,7 +493,7 @@ def test_a_controller_dies_under_an_api_service(controller: Platform, redis: Ser
 
 def test_two_controllers_over_one_engine_answer_alike(redis: Server) -> None:
     with new_home() as home:
-        options = ("controller", "--engine", "process", "--store", f"{redis.url.rstrip('/0')}/1")
+        options = ("controller", "--engine", "process", "--store", f"{redis.url.removesuffix('/0')}/1")
         one, two = (Platform(home, *options) for _ in range(2))
         try:
             one.start()
