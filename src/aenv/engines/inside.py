@@ -4,6 +4,7 @@ here follows a link."""
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -11,6 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from aenv import http
+from aenv.engines.base import Engine
 from aenv.errors import CallTimeout, Conflict, SandboxLost, TooLarge, from_wire
 from aenv.models import ExecResult, to_json
 
@@ -34,29 +36,32 @@ class _Executed(msgspec.Struct):
     data: ExecResult
 
 
-async def execute(door: Door, command: Sequence[str], timeout: float) -> ExecResult:
-    """Run a command."""
-    body = to_json({"command": list(command), "timeout": timeout})
-    headers = b"Content-Type: application/json\r\n"
-    response = await _ask(door, "POST", "/exec", headers, body, timeout=timeout + _ANSWER, most=_MOST_RESULT)
-    try:
-        return msgspec.json.decode(response.body, type=_Executed).data
-    except msgspec.DecodeError as exc:
-        raise SandboxLost(f"{door.id} answered with nonsense: {exc}") from exc
+class InsideEngine(Engine):
+    """An engine whose sandboxes all have the runtime inside, which runs commands and keeps files for it."""
 
+    @abstractmethod
+    async def _door(self, id: str) -> Door:
+        """The door of a sandbox that runs; ``SandboxLost`` when it does not, ``NotFound`` when there is none."""
 
-async def upload(door: Door, path: str, content: bytes) -> None:
-    """Write a file."""
-    headers = b"Content-Type: application/octet-stream\r\n"
-    await _ask(door, "PUT", f"/files?path={quote(path)}", headers, content, most=_MOST_WORDS)
+    async def exec(self, id: str, command: Sequence[str], *, timeout: float = 60.0) -> ExecResult:
+        door = await self._door(id)
+        body = to_json({"command": list(command), "timeout": timeout})
+        headers = b"Content-Type: application/json\r\n"
+        response = await _ask(door, "POST", "/exec", headers, body, timeout=timeout + _ANSWER, most=_MOST_RESULT)
+        try:
+            return msgspec.json.decode(response.body, type=_Executed).data
+        except msgspec.DecodeError as exc:
+            raise SandboxLost(f"{id} answered with nonsense: {exc}") from exc
 
+    async def upload(self, id: str, path: str, content: bytes) -> None:
+        headers = b"Content-Type: application/octet-stream\r\n"
+        await _ask(await self._door(id), "PUT", f"/files?path={quote(path)}", headers, content, most=_MOST_WORDS)
 
-async def download(door: Door, path: str) -> bytes:
-    """Read a file."""
-    response = await _ask(door, "GET", f"/files?path={quote(path)}", most=http.MOST_BODY)
-    if response.headers.get(b"content-type") != b"application/octet-stream":
-        raise Conflict(f"{path} is a directory", hint="download its files one by one")
-    return response.body
+    async def download(self, id: str, path: str) -> bytes:
+        response = await _ask(await self._door(id), "GET", f"/files?path={quote(path)}", most=http.MOST_BODY)
+        if response.headers.get(b"content-type") != b"application/octet-stream":
+            raise Conflict(f"{path} is a directory", hint="download its files one by one")
+        return response.body
 
 
 async def _ask(

@@ -8,14 +8,13 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
 from aenv import config
 from aenv.cleanup import finish
-from aenv.engines import inside
-from aenv.engines.base import Engine, Output, Used
+from aenv.engines.base import Output, Used
 from aenv.engines.docker import containers, volumes
 from aenv.engines.docker import second as beside
 from aenv.engines.docker.containers import ENGINE, ID, SECOND
@@ -23,8 +22,9 @@ from aenv.engines.docker.host import Host
 from aenv.engines.docker.images import present
 from aenv.engines.docker.live import Live
 from aenv.engines.docker.starting import Starting, Taken
+from aenv.engines.inside import Door, InsideEngine
 from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxLost, StartFailed, Unsupported
-from aenv.models import NAME, ExecResult, Sandbox, SandboxSpec, Second, State
+from aenv.models import NAME, Sandbox, SandboxSpec, Second, State
 from aenv.runtime.hidden import Hidden
 
 log = logging.getLogger("aenv.engine")
@@ -41,7 +41,7 @@ _WEIGH = 10.0
 """Seconds between two looks at what a second container has written, where the daemon does not limit that."""
 
 
-class DockerEngine(Engine):
+class DockerEngine(InsideEngine):
     """Each sandbox is a container.
 
     ``address`` is the daemon's; without one it is looked for. ``base_image`` is for projects that have no image of
@@ -456,19 +456,10 @@ class DockerEngine(Engine):
         if live.hidden is not None and live.printed is not None:
             live.printed.hide(live.hidden)
 
-    async def exec(self, id: str, command: Sequence[str], *, timeout: float = 60.0) -> ExecResult:
-        return await inside.execute(await self._door(id), command, timeout)
-
-    async def upload(self, id: str, path: str, content: bytes) -> None:
-        await inside.upload(await self._door(id), path, content)
-
-    async def download(self, id: str, path: str) -> bytes:
-        return await inside.download(await self._door(id), path)
-
-    async def _door(self, id: str) -> inside.Door:
+    async def _door(self, id: str) -> Door:
         live = await self._find(id)
         live.require_running()
-        return inside.Door(id, live.url, (await self._open()).keeping.key(id))
+        return Door(id, live.url, (await self._open()).keeping.key(id))
 
     async def used(self, id: str) -> Used:
         live = await self._find(id)

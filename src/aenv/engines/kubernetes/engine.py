@@ -12,8 +12,8 @@ from typing import Any
 
 from aenv import config
 from aenv.cleanup import finish
-from aenv.engines import inside
-from aenv.engines.base import Engine, Output
+from aenv.engines.base import Output
+from aenv.engines.inside import Door, InsideEngine
 from aenv.engines.kubernetes import manifests, overlays
 from aenv.engines.kubernetes.api import Cluster
 from aenv.engines.kubernetes.cache import Entry
@@ -24,7 +24,7 @@ from aenv.engines.kubernetes.pods import ended
 from aenv.engines.kubernetes.starting import GONE, Patience, Starting
 from aenv.engines.printed import Printed
 from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxLost, StartFailed, Unsupported
-from aenv.models import NAME, ExecResult, Sandbox, SandboxSpec, Second, State
+from aenv.models import NAME, Sandbox, SandboxSpec, Second, State
 from aenv.runtime.hidden import Hidden
 
 log = logging.getLogger("aenv.engine")
@@ -43,7 +43,7 @@ _MOST_ENDING = 256
 _EXPIRED = "its time to live is over"
 
 
-class KubernetesEngine(Engine):
+class KubernetesEngine(InsideEngine):
     """Each sandbox is a pod.
 
     The cluster is that of ``kubeconfig`` and ``context``, or the one that this process is in a pod of. ``base_image``
@@ -462,19 +462,10 @@ class KubernetesEngine(Engine):
         if live.hidden is not None and live.printed is not None:
             live.printed.hide(live.hidden)
 
-    async def exec(self, id: str, command: Sequence[str], *, timeout: float = 60.0) -> ExecResult:
-        return await inside.execute(await self._door(id), command, timeout)
-
-    async def upload(self, id: str, path: str, content: bytes) -> None:
-        await inside.upload(await self._door(id), path, content)
-
-    async def download(self, id: str, path: str) -> bytes:
-        return await inside.download(await self._door(id), path)
-
-    async def _door(self, id: str) -> inside.Door:
+    async def _door(self, id: str) -> Door:
         live = await self._find(id)
         live.require_running()
-        return inside.Door(id, live.url, (await self._open()).key(id))
+        return Door(id, live.url, (await self._open()).key(id))
 
     async def volumes(self, owner: str) -> dict[str, int]:
         return await (await self._open()).volumes.of(owner)

@@ -20,13 +20,13 @@ from typing import Any
 
 from aenv import agent, config
 from aenv.cleanup import finish
-from aenv.engines import inside
-from aenv.engines.base import Engine, Output, Used
+from aenv.engines.base import Output, Used
+from aenv.engines.inside import Door, InsideEngine
 from aenv.engines.process import jail, powers, seconds, state
 from aenv.engines.process.venvs import interpreter_for
 from aenv.engines.process.volumes import check
 from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxLost, Unsupported, from_wire
-from aenv.models import NAME, ExecResult, Sandbox, SandboxSpec, Second, State
+from aenv.models import NAME, Sandbox, SandboxSpec, Second, State
 from aenv.project.fields import quantity
 
 log = logging.getLogger("aenv.engine")
@@ -56,7 +56,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class ProcessEngine(Engine):
+class ProcessEngine(InsideEngine):
     """Sandboxes as processes of this machine.
 
     ``isolation`` is ``auto`` (all that can be had here), ``strict`` (everything, or it refuses) or ``none``. Without
@@ -172,18 +172,9 @@ class ProcessEngine(Engine):
         found = await (await self._open()).ask("output", id=id, start=start)
         return Output(found["start"], found["data"].encode("latin-1"))
 
-    async def exec(self, id: str, command: Sequence[str], *, timeout: float = 60.0) -> ExecResult:
-        return await inside.execute(await self._door(id), command, timeout)
-
-    async def upload(self, id: str, path: str, content: bytes) -> None:
-        await inside.upload(await self._door(id), path, content)
-
-    async def download(self, id: str, path: str) -> bytes:
-        return await inside.download(await self._door(id), path)
-
-    async def _door(self, id: str) -> inside.Door:
+    async def _door(self, id: str) -> Door:
         found = await (await self._open()).ask("door", id=id)
-        return inside.Door(id, found["url"], found["key"])
+        return Door(id, found["url"], found["key"])
 
     async def used(self, id: str) -> Used:
         cpu, memory = await (await self._open()).ask("used", id=id)
