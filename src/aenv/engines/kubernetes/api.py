@@ -7,10 +7,10 @@ import asyncio
 import secrets
 import time
 from base64 import b64encode
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, ParamSpec
 from urllib.parse import urlencode
 
 import msgspec
@@ -32,6 +32,7 @@ from aenv.errors import (
 )
 from aenv.models import to_json
 
+P = ParamSpec("P")
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 FIELD_MANAGER = "aenv"
@@ -83,6 +84,13 @@ class Status(Struct):
     code: int = 0
 
 
+def _read(fetch: Callable[P, Awaitable[bytes]]) -> Callable[P, Coroutine[Any, Any, Any]]:
+    async def ask(*words: P.args, **terms: P.kwargs) -> Any:
+        return msgspec.json.decode(await fetch(*words, **terms) or b"null")
+
+    return ask
+
+
 class Cluster:
     """One cluster, as it is asked by one event loop."""
 
@@ -119,20 +127,6 @@ class Cluster:
         """The time by the server's clock, which all who ask it share."""
         return time.time() + self._ahead
 
-    async def ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: Any = None,
-        query: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
-        timeout: float = ANSWER,
-    ) -> Any:
-        """Ask, and return what is answered. It is asked again where that does no harm: every request of ours names what
-        it makes, so that it is made once."""
-        return msgspec.json.decode(await self.fetch(method, path, body, query, content_type, timeout) or b"null")
-
     async def fetch(
         self,
         method: str,
@@ -142,7 +136,8 @@ class Cluster:
         content_type: str = "application/json",
         timeout: float = ANSWER,
     ) -> bytes:
-        """The same, with the answer as it came."""
+        """Ask, and return the answer as it came. It is asked again where that does no harm: every request of ours names
+        what it makes, so that it is made once."""
         data = b"" if body is None else to_json(body)
         headers = b"Accept: application/json\r\nUser-Agent: aenv\r\n"
         if data:
@@ -157,6 +152,9 @@ class Cluster:
         if response.status >= 400:
             raise failure(response.status, response.body)
         return response.body
+
+    ask = _read(fetch)
+    """The same, with the answer read: JSON, or None when there is none."""
 
     async def _send(self, method: str, path: str, headers: bytes, data: bytes) -> http.Response:
         headers += await self._access.header()
