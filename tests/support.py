@@ -12,10 +12,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+T = TypeVar("T")
 ROOT = Path(__file__).parent.parent
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -121,9 +122,18 @@ def serve(project: Path, *, python: str = sys.executable) -> Iterator[str]:
         yield running.url
 
 
+async def eventually(what: str, look: Callable[[], T | Coroutine[Any, Any, T]], patience: float = 180.0) -> T:
+    """What ``look`` finds, once it is something. ``what`` is told when it never is."""
+    deadline = time.monotonic() + patience
+    while True:
+        found = look()
+        value: T = await found if isinstance(found, Coroutine) else found
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        await asyncio.sleep(0.02)
+
+
 async def until(holds: Callable[[], bool], what: str, patience: float = 30.0) -> None:
     """Wait for something that comes by itself."""
-    deadline = time.monotonic() + patience
-    while not holds():
-        assert time.monotonic() < deadline, f"{what} did not come within {patience:g} s"
-        await asyncio.sleep(0.01)
+    await eventually(what, holds, patience)

@@ -9,26 +9,26 @@ import secrets
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from aenv import http
+from aenv.engines.base import Engine
 from aenv.engines.conformance import projects
 from aenv.engines.docker.daemon import Daemon
 from aenv.engines.docker.engine import DockerEngine
 from aenv.engines.specs import complete
 from aenv.errors import NotFound, from_wire
-from aenv.models import EnvRef, Sandbox, SandboxSpec, State
+from aenv.models import EnvRef, Sandbox, SandboxSpec
 from aenv.project import read
 from aenv.runtime.tokens import digest
 from tests import daemons
+from tests.support import eventually
 
-T = TypeVar("T")
 PATIENCE = 120.0
 """Seconds that anything may take on a busy machine before a test calls it stuck."""
 TOKEN = "the owner's own"
@@ -62,22 +62,12 @@ async def call(sandbox: Sandbox, tool: str, **arguments: Any) -> Any:
     return found["data"]
 
 
-async def eventually(what: str, look: Callable[[], Awaitable[T]], patience: float = PATIENCE) -> T:
-    """What ``look`` finds, once it is something. ``what`` is told when it never is."""
-    deadline = time.monotonic() + patience
-    while True:
-        if found := await look():
-            return found
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        await asyncio.sleep(0.05)
-
-
-async def over(engine: DockerEngine, id: str) -> Sandbox:
+async def over(engine: Engine, id: str) -> Sandbox:
     """The sandbox once it is over."""
 
     async def look() -> Sandbox | None:
         found = await engine.get(id)
-        return found if found.state in (State.FAILED, State.TERMINATED) else None
+        return found if found.state.over else None
 
     return await eventually(f"the end of {id}", look)
 

@@ -15,8 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -76,18 +75,6 @@ async def start(engine: ProcessEngine, path: Path, id: str = "", token: str = ""
     """A running sandbox of a project."""
     token = token or new_owner_token()
     return Box(await engine.create(id or new_id("hostile"), spec(path, token, **fields)), token)
-
-
-async def eventually(what: str, look: Callable[[], T | Awaitable[T]], patience: float = PATIENCE) -> T:
-    """What ``look`` finds, once it is something. ``what`` is told when it never is."""
-    deadline = time.monotonic() + patience
-    while True:
-        found = look()
-        value: T = await found if isinstance(found, Awaitable) else found
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        await asyncio.sleep(0.02)
 
 
 async def soon(work: Awaitable[T], what: str, patience: float = PATIENCE) -> T:

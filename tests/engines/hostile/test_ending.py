@@ -13,7 +13,8 @@ import pytest_asyncio
 
 from aenv.engines.process.engine import ProcessEngine
 from aenv.errors import AEnvError
-from tests.engines.hostile.ground import Outside, eventually, own_home, processes_with, soon, start
+from tests.engines.hostile.ground import Outside, own_home, processes_with, soon, start
+from tests.support import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SURVIVORS = Path(__file__).parent / "projects" / "survivors"

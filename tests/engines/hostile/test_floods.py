@@ -12,7 +12,8 @@ import pytest_asyncio
 
 from aenv.errors import AEnvError, StartFailed
 from aenv.models import State
-from tests.engines.hostile.ground import PATIENCE, SMALL, Outside, eventually, soon, start
+from tests.engines.hostile.ground import PATIENCE, SMALL, Outside, soon, start
+from tests.support import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 FLOODS = Path(__file__).parent / "projects" / "floods"

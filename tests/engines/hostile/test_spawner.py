@@ -15,7 +15,8 @@ import pytest_asyncio
 from aenv.engines.process.engine import ProcessEngine
 from aenv.errors import AEnvError
 from aenv.models import Sandbox, State
-from tests.engines.hostile.ground import Outside, eventually, own_home, soon, spec, start, strict_engine
+from tests.engines.hostile.ground import Outside, own_home, soon, spec, start, strict_engine
+from tests.support import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TALKERS = Path(__file__).parent / "projects" / "talkers"

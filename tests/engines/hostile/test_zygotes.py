@@ -13,8 +13,9 @@ import pytest_asyncio
 
 from aenv.errors import AEnvError, StartFailed
 from aenv.models import State
-from tests.engines.hostile.ground import ATTACKS, Outside, eventually, project, soon, start
+from tests.engines.hostile.ground import ATTACKS, Outside, project, soon, start
 from tests.engines.hostile.test_kernel import SEALING
+from tests.support import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from aenv.engines.kubernetes.api import Cluster
 from aenv.engines.kubernetes.engine import KubernetesEngine
-from aenv.models import Sandbox
 from tests import cluster as clusters
-from tests.engines.docker.lab import call, of_image, probe
+from tests.engines.docker.lab import call, of_image, over, probe
+from tests.support import eventually
 
 __all__ = ["PATIENCE", "Harbour", "asker", "call", "eventually", "of_image", "over", "probe"]
 
-T = TypeVar("T")
 PATIENCE = clusters.PATIENCE
 LITTLE = {"requests": {"cpu": "10m", "memory": "32Mi", "ephemeral-storage": "1Mi"}}
 """What a pod asks for in tests: the node of a laptop has no room for several that ask for a processor."""
@@ -33,26 +30,6 @@ def templates(folder: Path, **pods: Any) -> Path:
     for name, body in {"default": {"containers": containers, "initContainers": porter}, **pods}.items():
         (folder / f"{name}.json").write_text(json.dumps({"spec": body}))
     return folder
-
-
-async def eventually(what: str, look: Callable[[], Awaitable[T]], patience: float = PATIENCE) -> T:
-    """What ``look`` finds, once it is something. ``what`` is told when it never is."""
-    deadline = time.monotonic() + patience
-    while True:
-        if found := await look():
-            return found
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        await asyncio.sleep(0.1)
-
-
-async def over(engine: KubernetesEngine, id: str) -> Sandbox:
-    """The sandbox once it is over."""
-
-    async def look() -> Sandbox | None:
-        found = await engine.get(id)
-        return found if found.state.over else None
-
-    return await eventually(f"the end of {id}", look)
 
 
 async def asker(kubeconfig: Path | str) -> Cluster:

@@ -4,6 +4,7 @@ it, and what is left behind on this machine."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import json
 import os
@@ -12,10 +13,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -27,26 +28,15 @@ from aenv.engines.specs import complete
 from aenv.errors import NotFound, from_wire
 from aenv.models import EnvRef, Sandbox, SandboxSpec
 from aenv.project import read
+from tests import support
 
-T = TypeVar("T")
 PATIENCE = 20.0
 """Seconds that anything may take on a busy machine before a test calls it stuck."""
+eventually = functools.partial(support.eventually, patience=PATIENCE)
 ROOT = Path(__file__).parents[3]
 """Of the repository, from where ``tests`` can be imported."""
 LIMIT = 75.0
 """Seconds after which a test is ended by force."""
-
-
-async def eventually(what: str, look: Callable[[], T | Awaitable[T]], patience: float = PATIENCE) -> T:
-    """What ``look`` finds, once it is something. ``what`` is told when it never is."""
-    deadline = time.monotonic() + patience
-    while True:
-        found = look()
-        value: T = await found if isinstance(found, Awaitable) else found
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        await asyncio.sleep(0.01)
 
 
 # Author code that stops where a test wants it
@@ -203,9 +193,7 @@ async def over(engine: ProcessEngine, id: str) -> Sandbox:
         found = await engine.get(id)
         return found if found.state.over else None
 
-    found = await eventually(f"the end of {id}", look)
-    assert found is not None
-    return found
+    return await eventually(f"the end of {id}", look)
 
 
 async def noticed(engine: ProcessEngine) -> None:

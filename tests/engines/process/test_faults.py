@@ -213,7 +213,7 @@ async def test_a_fork_that_never_seals_itself_is_given_up_and_ended(engine, fami
     with pytest.raises(StartFailed, match="within 5 s"):
         await creating
     assert (await engine.get("a")).state is State.FAILED
-    await eventually("the fork to be gone", lambda: not family.instances() and not family.firsts(), 5)
+    await eventually("the fork to be gone", lambda: not family.instances() and not family.firsts(), patience=5)
     door.remove()
     await works(engine, spec)
 
@@ -409,7 +409,7 @@ async def test_a_plain_zygote_that_is_killed_leaves_its_instances_in_good_hands(
         ended = await over(engine, "a")
         assert ended.state is State.FAILED
         assert re.match(KILLED, ended.reason)
-        await eventually("its body to be buried", lambda: not os.path.exists(f"/proc/{runtime.pid}"), 5)
+        await eventually("its body to be buried", lambda: not os.path.exists(f"/proc/{runtime.pid}"), patience=5)
 
 
 async def test_a_create_right_after_the_zygote_was_killed(engine, family):
