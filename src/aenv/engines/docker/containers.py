@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Struct
 
-from aenv.engines import egress
+from aenv.engines import egress, live
 from aenv.engines.docker.images import Image
 from aenv.engines.egress import clients
 from aenv.engines.room import CPU, amount, room
@@ -56,26 +55,14 @@ _SIGNALS = 128
 _KILLED = _SIGNALS + 9
 
 
-class Facts(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What must be known of a sandbox again when its engine has restarted."""
+class Facts(live.Facts, frozen=True, kw_only=True, omit_defaults=True):
+    """What must be known of a container's sandbox."""
 
-    id: str
-    env: str
-    owner: str | None = None
-    labels: dict[str, str] = {}
-    created_at: float
-    ttl: float | None = None
     lasting: bool = False
-    startup_timeout: float = 500.0
-    secrets: list[str] = []
     door: str = ""
     """``socket`` or ``tunnel``."""
     python: str = "python3"
     """The interpreter of its image."""
-    volumes: list[tuple[str, str]] = []
-    """Owner and name of each."""
-    second: str = ""
-    """The image of its second container; empty when it has none."""
     allow: list[str] | None = None
     """The hosts that it reaches by the egress proxy; None when it has none."""
 
@@ -119,20 +106,7 @@ def short(*words: str) -> str:
 
 
 def facts(id: str, spec: SandboxSpec, created_at: float) -> Facts:
-    return Facts(
-        id=id,
-        env=str(spec.env),
-        owner=spec.owner,
-        labels=spec.labels,
-        created_at=created_at,
-        ttl=None if spec.lasting else spec.ttl,
-        lasting=spec.lasting,
-        startup_timeout=spec.startup_timeout,
-        secrets=spec.secrets,
-        volumes=[(one.owner, one.name) for one in spec.volumes],
-        second=spec.second.image if spec.second is not None else "",
-        allow=allowed(spec),
-    )
+    return Facts.of(id, spec, created_at, lasting=spec.lasting, allow=allowed(spec))
 
 
 def allowed(spec: SandboxSpec) -> list[str] | None:

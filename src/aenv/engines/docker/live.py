@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
+from aenv.engines import live
 from aenv.engines.docker import containers
 from aenv.engines.docker.containers import Facts
 from aenv.engines.docker.second import Beside
-from aenv.engines.printed import Printed
 from aenv.engines.process.volumes import Held
-from aenv.engines.stages import Stages
-from aenv.errors import SandboxLost
-from aenv.models import Sandbox, State
+from aenv.models import State
 from aenv.runtime.hidden import Hidden
 
 
-class Live:
-    """From the request to its end, and for a while after that."""
+class Live(live.Live[Facts]):
+    """One that is a container."""
 
     def __init__(self, engine: str, facts: Facts, hidden: Hidden | None) -> None:
         self.container = containers.name(engine, facts.id)
         self._engine = engine
-        self.know(facts, hidden)
-        self.state = State.CREATING
-        self.reason = ""
+        super().__init__(facts, hidden)
         self.full = ""
         """Which of its volumes are full, in words."""
-        self.url = self.boot = ""
-        self.stages = Stages()
         self.memory = 0
         self.door = ""
         """The directory that its socket is in, where this engine sees it."""
@@ -45,19 +39,15 @@ class Live:
         self.ran = False
         """Whether that was started."""
         self.volumes: list[Held] = []
-        self.printed: Printed | None = None
         self.holds = AsyncExitStack()
         """What is let go when it is over."""
         self.died = asyncio.Event()
-        self.starting: asyncio.Task[None] | None = None
         self.ending: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
 
-    def know(self, facts: Facts, hidden: Hidden | None) -> None:
-        """What it is, as it was asked for."""
-        self.facts, self.hidden = facts, hidden
+    def begins(self, facts: Facts) -> None:
+        super().begins(facts)
         self.second = Beside(self._engine, facts.id, facts.second) if facts.second else None
-        self.expires_at = facts.created_at + facts.ttl if facts.ttl is not None else None
         self.ttl = facts.ttl
         """Seconds that it was given last."""
 
@@ -69,41 +59,18 @@ class Live:
 
     def begin_again(self) -> None:
         """Nothing is there of it any more, and another container takes its place."""
-        self.know(self.facts, self.hidden)
+        self.begins(self.facts)
         self.url = self.door = self.made = ""
         self.ran = False
         self.died = asyncio.Event()
-
-    def begin(self, start: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start it. How that ends is told to whoever waits for it, if anybody does."""
-        self.starting = asyncio.create_task(start)
-        self.starting.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return self.starting
 
     def has(self, container: str) -> bool:
         """Whether that, by the daemon's own name, is a container of this sandbox."""
         return bool(container) and container in (self.made, self.second.made if self.second is not None else "")
 
     @property
-    def id(self) -> str:
-        return self.facts.id
-
-    @property
-    def sandbox(self) -> Sandbox:
-        reason = "; ".join(filter(None, (self.reason, self.full)))
-        return Sandbox(
-            url=self.url if self.state is State.RUNNING else "",
-            id=self.id,
-            state=self.state,
-            reason=reason if self.hidden is None else self.hidden.text(reason),
-            env=self.facts.env,
-            owner=self.facts.owner,
-            labels=self.facts.labels,
-            boot=self.boot,
-            created_at=self.facts.created_at,
-            expires_at=self.expires_at,
-            phases=self.stages.seconds,
-        )
+    def told(self) -> str:
+        return "; ".join(filter(None, (self.reason, self.full)))
 
     def end(self, state: State, reason: str) -> None:
         """It is over; who comes first says why."""
@@ -116,10 +83,6 @@ class Live:
         """Nothing happens to it any more by itself; and no timer keeps it in memory."""
         if self.timer is not None:
             self.timer.cancel()
-
-    def require_running(self) -> None:
-        if self.state is not State.RUNNING:
-            raise SandboxLost(f"{self.id} is {self.state.lower()}{f': {self.reason}' if self.reason else ''}")
 
     async def nap(self, seconds: float) -> None:
         """A pause, which its death ends."""

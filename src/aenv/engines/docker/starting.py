@@ -216,7 +216,8 @@ class Starting:
             raise Conflict(f"{live.id} has ended", hint="use another id")
         if live.second is not None and not known.second:
             await host.seconds.remove_volumes(live.second.shares)
-        live.know(known, Hidden.of(known.secrets, containers.environment(found)))
+        live.hidden = Hidden.of(known.secrets, containers.environment(found))
+        live.begins(known)
         live.find(found)
         live.door = host.seen(containers.mount_source(found, containers.DOOR)) if known.door == "socket" else ""
         live.printed = host.printed(live)

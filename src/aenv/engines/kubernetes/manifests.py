@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from aenv.engines import live
 from aenv.engines.base import RESOURCES
 from aenv.engines.kubernetes import overlays
 from aenv.engines.room import CPU, Room, amount, room
@@ -63,22 +64,9 @@ _STARTING, _ALIVE, _READY = 2, 20, 10
 _RESERVED = (WORK, TMP, SHARED, "/aenv", "/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64")
 
 
-class Facts(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What must be known of a sandbox by whoever finds it again."""
+class Facts(live.Facts, frozen=True, kw_only=True, omit_defaults=True):
+    """What must be known of a pod's sandbox. The values of its secrets are nowhere in the cluster."""
 
-    id: str
-    env: str
-    owner: str | None = None
-    labels: dict[str, str] = {}
-    created_at: float
-    ttl: float | None = None
-    startup_timeout: float = 500.0
-    secrets: list[str] = []
-    """Names of variables, whose values are nowhere in the cluster."""
-    volumes: list[tuple[str, str]] = []
-    """Owner and name of each."""
-    second: str = ""
-    """The image of its second container; empty when it has none."""
     memory: tuple[int, int] = (0, 0)
     """Bytes that each of its containers may have."""
 
@@ -98,19 +86,7 @@ class Site(Struct, frozen=True, kw_only=True):
 
 def facts(id: str, spec: SandboxSpec, now: float) -> Facts:
     share = room(spec)
-    return Facts(
-        id=id,
-        env=str(spec.env),
-        owner=spec.owner,
-        labels=spec.labels,
-        created_at=now,
-        ttl=None if spec.lasting else spec.ttl,
-        startup_timeout=spec.startup_timeout,
-        secrets=spec.secrets,
-        volumes=[(one.owner, one.name) for one in spec.volumes],
-        second=spec.second.image if spec.second is not None else "",
-        memory=(share.main, share.second),
-    )
+    return Facts.of(id, spec, now, memory=(share.main, share.second))
 
 
 def check(id: str, spec: SandboxSpec) -> None:
