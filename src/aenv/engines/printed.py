@@ -17,7 +17,7 @@ _CATCH_UP = 2.0
 """Seconds in which what was printed already must have come."""
 _LAST_WORDS = 4096
 _KNOWN = 1024
-"""Bytes by which the place is found up to which everything has come."""
+"""Bytes by which the place is found up to which everything has come. So many lines hold at least as much."""
 
 
 class Source(Protocol):
@@ -70,7 +70,7 @@ class Printed:
     async def _newest(self) -> bytes:
         """What the daemon has kept last: a line, or more where that says nothing. Of a line that was printed in pieces,
         Podman tells the last."""
-        return found if (found := await self.last(1)).strip() else (await self.last())[-_KNOWN:]
+        return found if (found := await self.last(1)).strip() else (await self.last(_KNOWN))[-_KNOWN:]
 
     async def _has_come(self, due: bytes) -> bool:
         """Wait until a line that the daemon has is here; False when it does not come."""
@@ -89,10 +89,11 @@ class Printed:
     async def _fetch(self) -> None:
         """Take what is missing from what the daemon has kept: who follows that gets stuck where it began a new file."""
         await self.close()
-        data = await self.last()
         known = bytes(self._came[-_KNOWN:])
-        place = data.rfind(known) if known else -1
-        self._take(data[place + len(known) :] if place >= 0 else data)
+        data = await self.last(2 * _KNOWN if known else None)
+        if known and known not in data:  # many lines have come since, or the known ones are gone
+            data = await self.last()
+        self._take(data.rpartition(known)[2] if known else data)
 
     async def last(self, lines: int | None = None) -> bytes:
         """What is kept there, secrets and all, or the last lines of it."""
