@@ -1,48 +1,56 @@
-"""Help for tests of second containers: images without Python, the agent, and what both containers are asked."""
+"""Help for tests of second containers: images without Python, and what both containers are asked."""
 
 from __future__ import annotations
 
+import io
 import secrets
-from collections.abc import AsyncIterator, Sequence
+import tarfile
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from aenv import agent
 from aenv.engines.docker import second as module
 from aenv.engines.docker.daemon import Daemon
-from aenv.errors import NotFound, Unsupported
+from aenv.errors import NotFound
 from aenv.models import Sandbox, SandboxSpec, Second
 from tests.engines.docker.lab import Harbour, call, probe
-from tests.engines.docker.test_second_images import busybox, musl, take
-
-__all__ = ["busybox", "compiled", "dual", "harbour", "image", "imported", "inspected", "kill", "musl", "program", "run"]
 
 
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The agent, which a home of its own for each test would have compiled each time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AENV_HOME", str(tmp_path_factory.mktemp("agent")))
-        try:
-            return agent.binary()
-        except Unsupported as exc:
-            pytest.skip(f"{exc} ({exc.hint})")
+def tar(files: Mapping[str, bytes], links: Mapping[str, str] | None = None) -> bytes:
+    """The files of an image."""
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w") as archive:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(data), 0o755
+            archive.addfile(entry, io.BytesIO(data))
+        for name, target in (links or {}).items():
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, target
+            archive.addfile(entry)
+    return held.getvalue()
 
 
-@pytest.fixture
-def program(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(agent, "binary", lambda architecture=None: compiled)
-    return compiled
+def with_links(image: bytes, *names: str) -> bytes:
+    """An image of ``busybox`` with more of its tools."""
+    held = io.BytesIO(image)
+    with tarfile.open(fileobj=held, mode="a") as archive:
+        for name in names:
+            entry = tarfile.TarInfo(f"bin/{name}")
+            entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
+            archive.addfile(entry)
+    return held.getvalue()
 
 
-@pytest.fixture
-async def harbour(daemon: str, base_image: str, home: Path) -> AsyncIterator[Harbour]:
-    found = Harbour(daemon, base_image)
-    yield found
-    await found.clear()
+async def take(daemon: Daemon, name: str, image: bytes, **query: Any) -> None:
+    """Have a daemon import an image. No layer of it is one of another image, which somebody may remove meanwhile:
+    Podman then cannot find it."""
+    held = io.BytesIO(image)
+    with tarfile.open(fileobj=held, mode="a") as archive:
+        archive.addfile(tarfile.TarInfo(name.rpartition("/")[2]))
+    query = {"fromSrc": "-", "repo": name, "tag": "latest", **query}
+    async for line in daemon.lines("POST", "/images/create", query=query, content=held.getvalue()):
+        assert "error" not in line, line
 
 
 @asynccontextmanager
@@ -56,13 +64,6 @@ async def imported(daemon: str, content: bytes, *changes: str, **query: str) -> 
     finally:
         with suppress(NotFound):
             await asked.ask("DELETE", f"/images/{name}:latest", query={"force": "1"})
-
-
-@pytest.fixture
-async def image(daemon: str, busybox: bytes, program: Path) -> AsyncIterator[str]:
-    """An image with a shell and a few tools, and nothing else."""
-    async with imported(daemon, busybox) as name:
-        yield name
 
 
 def dual(image: str, **fields: Any) -> SandboxSpec:

@@ -20,11 +20,9 @@ from aenv.errors import AEnvError, Conflict, Forbidden, Invalid, NotFound, Sandb
 from aenv.runtime.commands import MOST_OUTPUT
 from aenv.runtime.frames import FAILED, INPUT, frames
 from aenv.runtime.second import READ, WRITE, Second
-from tests.engines.docker.beside import busybox, imported
+from tests.engines.docker.beside import imported, with_links
 from tests.engines.docker.lab import PATIENCE, eventually
-from tests.engines.docker.test_second_images import with_links
 
-__all__ = ["busybox"]
 TOOLS = ("mkdir", "mv", "chmod", "rm", "setsid", "stat", "env", "head", "wc", "ln", "mkfifo", "pwd")
 
 

@@ -22,11 +22,9 @@ from aenv.engines.docker import doors, exits
 from aenv.engines.docker.engine import DockerEngine
 from aenv.errors import Conflict, Invalid, SandboxLost, Unsupported
 from aenv.models import State
-from tests.engines.docker.beside import busybox, compiled, dual, harbour, image, imported, inspected, program, run
+from tests.engines.docker.beside import dual, imported, inspected, run
 from tests.engines.docker.lab import PATIENCE, Harbour, call, eventually, of_image, probe, python
 from tests.engines.egress_servers import Server, descriptors, hello, until
-
-__all__ = ["busybox", "compiled", "harbour", "image", "program"]
 
 GET = """
 import sys, urllib.error, urllib.request

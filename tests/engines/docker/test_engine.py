@@ -8,7 +8,6 @@ import os
 import re
 import socket
 import time
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,13 +22,6 @@ from aenv.models import State
 from tests.engines.docker.lab import Harbour, call, eventually, killed, of_image, over, probe, python
 
 NAP = "import time\ntime.sleep(3600)"
-
-
-@pytest.fixture
-async def harbour(daemon: str, base_image: str, home: Path) -> AsyncIterator[Harbour]:
-    found = Harbour(daemon, base_image)
-    yield found
-    await found.clear()
 
 
 # What is in one

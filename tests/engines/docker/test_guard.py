@@ -23,12 +23,13 @@ from aenv.engines.docker.daemon import Daemon
 from aenv.errors import Forbidden, NotFound
 from aenv.models import State
 from tests import daemons
-from tests.engines.docker.beside import busybox, compiled, dual, imported, musl, program, run
+from tests.engines.docker.beside import dual, imported, run
 from tests.engines.docker.lab import Harbour, call, probe
 from tests.engines.docker.test_warm import READS, write
 from tests.platform.support import eventually
 
-__all__ = ["busybox", "compiled", "musl", "program", "write"]
+__all__ = ["write"]
+
 pytestmark = pytest.mark.xdist_group("docker")
 LIMITS = {"CapDrop": ["ALL"], "SecurityOpt": ["no-new-privileges"], "NetworkMode": "none"}
 NOTHING = "nothing/of-that:name"

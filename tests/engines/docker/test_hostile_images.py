@@ -18,17 +18,7 @@ from aenv.engines.docker.containers import name as container
 from aenv.engines.docker.engine import DockerEngine
 from aenv.errors import SandboxLost
 from aenv.models import State
-from tests.engines.docker.beside import (  # noqa: F401
-    busybox,
-    compiled,
-    dual,
-    harbour,
-    image,
-    imported,
-    musl,
-    program,
-    run,
-)
+from tests.engines.docker.beside import dual, run
 from tests.engines.docker.lab import Harbour, call, eventually, of_image, probe, python
 from tests.engines.docker.test_faults import image as built
 
@@ -64,7 +54,7 @@ def mounted(text: str) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def greedy(harbour: Harbour) -> AsyncIterator[str]:  # noqa: F811
+async def greedy(harbour: Harbour) -> AsyncIterator[str]:
     """An image with volumes and a check of its health; the user of sandboxes may write in one of them."""
     lines = (
         f"FROM {harbour.base_image}",
@@ -78,7 +68,7 @@ async def greedy(harbour: Harbour) -> AsyncIterator[str]:  # noqa: F811
         yield name
 
 
-async def test_the_volumes_of_an_image_are_bounded(harbour: Harbour) -> None:  # noqa: F811
+async def test_the_volumes_of_an_image_are_bounded(harbour: Harbour) -> None:
     async with greedy(harbour) as name, harbour.engine() as engine:
         made = await engine.create("one", of_image(name, resources={"memory": "256Mi", "ephemeralStorage": "16Mi"}))
         kinds = mounted((await harbour.run(engine, "one", *LOOK))[1])
@@ -93,7 +83,7 @@ async def test_the_volumes_of_an_image_are_bounded(harbour: Harbour) -> None:  #
         assert await harbour.left() == []
 
 
-async def test_those_of_a_second_one_too(harbour: Harbour, program: Path) -> None:  # noqa: F811
+async def test_those_of_a_second_one_too(harbour: Harbour, program: Path) -> None:
     async with greedy(harbour) as name, harbour.engine() as engine:
         made = await engine.create("one", dual(name, resources={"memory": "512Mi", "ephemeralStorage": "16Mi"}))
         kinds = mounted(await run(made, list(LOOK)))
@@ -107,7 +97,7 @@ async def test_those_of_a_second_one_too(harbour: Harbour, program: Path) -> Non
 # What is in memory
 
 
-async def test_who_fills_all_that_is_in_memory_lives_on(harbour: Harbour) -> None:  # noqa: F811
+async def test_who_fills_all_that_is_in_memory_lives_on(harbour: Harbour) -> None:
     places = ("/tmp", "/work", "/dev/shm")
     async with harbour.engine() as engine:
         made = await engine.create("one", probe(resources={"memory": "256Mi"}))
@@ -121,7 +111,7 @@ async def test_who_fills_all_that_is_in_memory_lives_on(harbour: Harbour) -> Non
         await engine.delete("one")
 
 
-async def test_either_of_two_may_fill_what_they_share(harbour: Harbour, image: str) -> None:  # noqa: F811
+async def test_either_of_two_may_fill_what_they_share(harbour: Harbour, image: str) -> None:
     places = ("/shared", "/tmp", "/work", "/dev/shm")
     async with harbour.engine() as engine:
         made = await engine.create("one", dual(image, resources={"memory": "1Gi"}))
@@ -137,7 +127,7 @@ async def test_either_of_two_may_fill_what_they_share(harbour: Harbour, image: s
 # Runtimes that are none
 
 
-async def test_one_that_answers_without_an_end(harbour: Harbour, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+async def test_one_that_answers_without_an_end(harbour: Harbour, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not more is read of it than an answer may have."""
     lines = (
         *LISTEN,
@@ -172,7 +162,7 @@ async def test_one_that_answers_without_an_end(harbour: Harbour, monkeypatch: py
         await engine.delete("one")
 
 
-async def test_one_that_never_hangs_up(harbour: Harbour, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+async def test_one_that_never_hangs_up(harbour: Harbour, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a tunnel, it keeps nothing of ours."""
     lines = (
         *LISTEN,

@@ -16,23 +16,13 @@ import pytest
 from aenv.engines.docker import doors
 from aenv.errors import AEnvError, Conflict, StartFailed
 from aenv.models import Sandbox, State
-from tests.engines.docker.beside import (  # noqa: F401
-    busybox,
-    compiled,
-    dual,
-    harbour,
-    image,
-    imported,
-    musl,
-    program,
-    run,
-)
+from tests.engines.docker.beside import dual, imported, run
 from tests.engines.docker.lab import Harbour, call, eventually, of_image, over, probe
 
 NOWHERE = "localhost/aenv-no-such-image:1"
 
 
-async def running(harbour: Harbour) -> list[str]:  # noqa: F811
+async def running(harbour: Harbour) -> list[str]:
     """The containers of the test that run, by name."""
     filters = {"label": [f"aenv.engine={harbour.state}"], "status": ["running"]}
     found = await harbour.daemon.ask("GET", "/containers/json", query={"filters": filters})
@@ -40,7 +30,7 @@ async def running(harbour: Harbour) -> list[str]:  # noqa: F811
 
 
 @asynccontextmanager
-async def forgetful(harbour: Harbour, path: Path) -> AsyncIterator[str]:  # noqa: F811
+async def forgetful(harbour: Harbour, path: Path) -> AsyncIterator[str]:
     """The address of somebody before the daemon who loses one answer: that to who asks for the container of a sandbox,
     once it is made."""
     lost = False
@@ -91,7 +81,7 @@ async def _none(found: set[Any]) -> bool:
 # Several engines of one name
 
 
-async def test_a_create_of_one_that_lives_starts_nothing(harbour, image):  # noqa: F811
+async def test_a_create_of_one_that_lives_starts_nothing(harbour, image):
     async with harbour.engine() as engine:
         await engine.create("one", dual(image))
     before = await running(harbour)
@@ -105,7 +95,7 @@ async def test_a_create_of_one_that_lives_starts_nothing(harbour, image):  # noq
         assert await harbour.left() == []
 
 
-async def test_what_failed_here_and_lives_elsewhere_is_deleted(harbour, image):  # noqa: F811
+async def test_what_failed_here_and_lives_elsewhere_is_deleted(harbour, image):
     async with harbour.engine() as engine, harbour.engine() as other:
         with pytest.raises(AEnvError):
             await engine.create("one", of_image(NOWHERE))
@@ -117,7 +107,7 @@ async def test_what_failed_here_and_lives_elsewhere_is_deleted(harbour, image): 
 
 
 @pytest.mark.parametrize("round", range(3))
-async def test_two_engines_that_make_the_same_at_once(harbour, image, round):  # noqa: F811
+async def test_two_engines_that_make_the_same_at_once(harbour, image, round):
     async with harbour.engine() as engine, harbour.engine() as other:
         await asyncio.gather(engine.find(), other.find())
 
@@ -135,7 +125,7 @@ async def test_two_engines_that_make_the_same_at_once(harbour, image, round):  #
         assert await harbour.left() == []
 
 
-async def test_one_that_is_paused_is_waited_for(harbour):  # noqa: F811
+async def test_one_that_is_paused_is_waited_for(harbour):
     async with harbour.engine() as engine:
         await engine.create("one", probe())
     container = f"/containers/aenv-{harbour.state}-one"
@@ -150,7 +140,7 @@ async def test_one_that_is_paused_is_waited_for(harbour):  # noqa: F811
         await later.delete("one")
 
 
-async def test_an_engine_that_closes_while_one_starts(harbour):  # noqa: F811
+async def test_an_engine_that_closes_while_one_starts(harbour):
     engine = harbour.engine()
     starting = asyncio.create_task(engine.create("one", probe()))
 
@@ -164,7 +154,7 @@ async def test_an_engine_that_closes_while_one_starts(harbour):  # noqa: F811
     assert await harbour.left() == []
 
 
-async def test_an_engine_that_closes_while_a_start_fails(harbour, monkeypatch):  # noqa: F811
+async def test_an_engine_that_closes_while_a_start_fails(harbour, monkeypatch):
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def refuse(*_: object) -> str:
@@ -187,7 +177,7 @@ async def test_an_engine_that_closes_while_a_start_fails(harbour, monkeypatch): 
     assert await harbour.left() == []
 
 
-async def test_what_is_deleted_takes_no_memory(harbour):  # noqa: F811
+async def test_what_is_deleted_takes_no_memory(harbour):
     async with harbour.engine() as engine:
         for ends_first in (False, True):
             await engine.create("one", probe())
@@ -207,7 +197,7 @@ async def test_what_is_deleted_takes_no_memory(harbour):  # noqa: F811
 # Answers and names
 
 
-async def test_an_answer_that_is_lost(harbour, home):  # noqa: F811
+async def test_an_answer_that_is_lost(harbour, home):
     async with forgetful(harbour, home / "daemon.sock") as address:
         harbour.address = address
         async with harbour.engine() as engine:
@@ -218,7 +208,7 @@ async def test_an_answer_that_is_lost(harbour, home):  # noqa: F811
             assert await harbour.left() == []
 
 
-async def test_a_door_that_cannot_be_made_leaves_nothing(harbour, image):  # noqa: F811
+async def test_a_door_that_cannot_be_made_leaves_nothing(harbour, image):
     async with harbour.engine() as engine:
         await engine.find()
         assert engine._host is not None
@@ -234,7 +224,7 @@ async def test_a_door_that_cannot_be_made_leaves_nothing(harbour, image):  # noq
             await harbour.daemon.ask("DELETE", f"/volumes/{name}")
 
 
-async def test_a_container_of_that_name_is_somebody_elses_and_stays(harbour):  # noqa: F811
+async def test_a_container_of_that_name_is_somebody_elses_and_stays(harbour):
     name = f"aenv-{harbour.state}-one"
     body = {"Image": harbour.base_image}
     made = await harbour.daemon.ask("POST", "/containers/create", query={"name": name}, body=body)
@@ -246,7 +236,7 @@ async def test_a_container_of_that_name_is_somebody_elses_and_stays(harbour):  #
         await harbour.daemon.ask("DELETE", f"/containers/{made['Id']}", query={"force": "1"})
 
 
-async def test_labels_of_an_image_say_nothing_of_its_container(harbour, daemon, busybox, program):  # noqa: F811
+async def test_labels_of_an_image_say_nothing_of_its_container(harbour, daemon, busybox, program):
     labels = "LABEL aenv.disk=x aenv.agentless=1 aenv.uses=x"
     async with imported(daemon, busybox, labels) as labelled, harbour.engine() as engine:
         made = await engine.create("one", dual(labelled))

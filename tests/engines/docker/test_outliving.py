@@ -11,7 +11,6 @@ import pytest
 from aenv.engines.docker import sweeping
 from aenv.engines.docker.containers import PROCESS
 from aenv.engines.docker.keeping import is_dead
-from tests.engines.docker.beside import harbour  # noqa: F401
 from tests.engines.docker.lab import Harbour, eventually, killed, python
 
 DEAF = (
@@ -26,7 +25,7 @@ DEAF = (
 
 
 @asynccontextmanager
-async def outlived(harbour: Harbour, home: Path) -> AsyncIterator[str]:  # noqa: F811
+async def outlived(harbour: Harbour, home: Path) -> AsyncIterator[str]:
     """The name of an engine in that home that was killed, and whose one container runs on."""
     async with harbour.image(*python(*DEAF)) as image:
         name = await killed(harbour, home, f"of_image({image!r})")
@@ -47,7 +46,7 @@ async def outlived(harbour: Harbour, home: Path) -> AsyncIterator[str]:  # noqa:
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
-async def test_the_next_engine_removes_them(harbour, home, where):  # noqa: F811
+async def test_the_next_engine_removes_them(harbour, home, where):
     async with outlived(harbour, home if where == "here" else home / "another") as name:
         async with harbour.engine() as engine:
             await engine.find()
@@ -58,7 +57,7 @@ async def test_the_next_engine_removes_them(harbour, home, where):  # noqa: F811
             await eventually("it to be swept", nothing)
 
 
-async def test_so_does_a_sweep(harbour, home):  # noqa: F811
+async def test_so_does_a_sweep(harbour, home):
     async with outlived(harbour, home / "another") as name:
         found = await sweeping.sweep(harbour.daemon, unused=1e9, dry_run=True)
         assert {left.why for left in found if left.engine == name} >= {"its program is gone"}

@@ -19,22 +19,8 @@ from aenv.engines.docker import second as module
 from aenv.engines.docker.engine import DockerEngine
 from aenv.errors import AEnvError, Invalid, SandboxLost, StartFailed, Unsupported
 from aenv.models import Second, State
-from tests.engines.docker.beside import (
-    busybox,
-    compiled,
-    dual,
-    harbour,
-    image,
-    imported,
-    inspected,
-    kill,
-    musl,
-    program,
-    run,
-)
+from tests.engines.docker.beside import dual, imported, inspected, kill, run, tar
 from tests.engines.docker.lab import Harbour, call, eventually, killed, of_image, over, probe, python
-
-__all__ = ["busybox", "compiled", "harbour", "image", "musl", "program"]
 
 # What is in it
 
@@ -337,9 +323,7 @@ async def test_an_image_for_another_machine(harbour: Harbour, busybox: bytes, pr
 
 
 async def test_an_image_that_has_no_room_for_the_agent(harbour: Harbour, program: Path) -> None:
-    from tests.engines.docker.test_second_images import _tar
-
-    async with imported(harbour.address, _tar({"aenv": b"a file"})) as image, harbour.engine() as engine:
+    async with imported(harbour.address, tar({"aenv": b"a file"})) as image, harbour.engine() as engine:
         with pytest.raises(StartFailed, match="the second container"):
             await engine.create("one", dual(image))
         await engine.delete("one")

@@ -24,12 +24,10 @@ from aenv.engines.docker import second as module
 from aenv.errors import AEnvError, StartFailed, Unsupported
 from aenv.models import State
 from tests import daemons
-from tests.engines.docker.beside import busybox, dual, harbour, imported, inspected, kill, run
+from tests.engines.docker.beside import dual, imported, inspected, kill, run, tar, with_links
 from tests.engines.docker.lab import Harbour, call, eventually, over, python
-from tests.engines.docker.test_second_images import _tar, with_links
 from tests.platform.support import Platform, new_home, variant
 
-__all__ = ["busybox", "harbour"]
 TOOLS = ("mkdir", "mv", "chmod", "rm", "env")
 
 
@@ -164,7 +162,7 @@ async def test_one_that_dies_fails_the_sandbox(harbour: Harbour, image: str) -> 
 
 
 async def test_an_image_without_a_shell(harbour: Harbour) -> None:
-    async with imported(harbour.address, _tar({"file": b""})) as image, harbour.engine() as engine:
+    async with imported(harbour.address, tar({"file": b""})) as image, harbour.engine() as engine:
         with pytest.raises(StartFailed, match="the second container.*(/bin/sh|no such file)"):
             await engine.create("one", dual(image))
         await engine.delete("one")

@@ -3,104 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import secrets
-import shutil
 import signal
 import socket
-import subprocess
-import tarfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aenv import agent as package
 from aenv.engines.docker.daemon import Daemon
-from aenv.errors import AEnvError, NotFound, SandboxLost, Unsupported
+from aenv.errors import AEnvError, NotFound, SandboxLost
 from aenv.runtime.second import Second
+from tests.engines.docker.beside import take
 from tests.support import until
 
-HELLO = """
-#include <stdio.h>
-#include <unistd.h>
-int main(int count, char **arguments) {
-    char text[100];
-    ssize_t length = read(0, text, sizeof text);
-    printf("%d %d %.*s", count, getuid(), (int)length, text);
-    return 7;
-}
-"""
 LABEL = "aenv.test.second"
-
-
-def _tar(files: Mapping[str, bytes], links: Mapping[str, str] | None = None) -> bytes:
-    held = io.BytesIO()
-    with tarfile.open(fileobj=held, mode="w") as archive:
-        for name, data in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(data), 0o755
-            archive.addfile(entry, io.BytesIO(data))
-        for name, target in (links or {}).items():
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.linkname = tarfile.SYMTYPE, target
-            archive.addfile(entry)
-    return held.getvalue()
-
-
-def with_links(image: bytes, *names: str) -> bytes:
-    """An image of ``busybox`` with more of its tools."""
-    held = io.BytesIO(image)
-    with tarfile.open(fileobj=held, mode="a") as archive:
-        for name in names:
-            entry = tarfile.TarInfo(f"bin/{name}")
-            entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
-            archive.addfile(entry)
-    return held.getvalue()
-
-
-async def take(daemon: Daemon, name: str, image: bytes, **query: Any) -> None:
-    """Have a daemon import an image. No layer of it is one of another image, which somebody may remove meanwhile:
-    Podman then cannot find it."""
-    held = io.BytesIO(image)
-    with tarfile.open(fileobj=held, mode="a") as archive:
-        archive.addfile(tarfile.TarInfo(name.rpartition("/")[2]))
-    query = {"fromSrc": "-", "repo": name, "tag": "latest", **query}
-    async for line in daemon.lines("POST", "/images/create", query=query, content=held.getvalue()):
-        assert "error" not in line, line
-
-
-@pytest.fixture
-def program() -> Path:
-    try:
-        return package.binary()
-    except Unsupported as exc:
-        pytest.skip(f"{exc} ({exc.hint})")
-
-
-@pytest.fixture
-def busybox() -> bytes:
-    found = shutil.which("busybox")
-    if found is None or subprocess.run(["ldd", found], capture_output=True, check=False).returncode == 0:
-        pytest.skip("no static busybox (on Debian: apt install busybox-static)")
-    tools = ("sh", "cat", "echo", "kill", "sleep", "id", "ps", "stty", "tty", "touch", "ls", "mount")
-    return _tar({"bin/busybox": Path(found).read_bytes()}, {f"bin/{name}": "busybox" for name in tools})
-
-
-@pytest.fixture
-def musl(tmp_path: Path) -> bytes:
-    """An image whose only C library is musl."""
-    compiler = shutil.which("musl-gcc")
-    libraries = list(Path("/lib").glob("ld-musl-*.so.1"))
-    if compiler is None or not libraries:
-        pytest.skip("no musl-gcc (on Debian: apt install musl-tools)")
-    (tmp_path / "hello.c").write_text(HELLO)
-    subprocess.run([compiler, "-o", tmp_path / "hello", tmp_path / "hello.c"], check=True, timeout=60)
-    found = {"bin/hello": (tmp_path / "hello").read_bytes()}
-    return _tar({**found, f"lib/{libraries[0].name}": libraries[0].resolve().read_bytes()})
 
 
 def answers(path: Path) -> bool:

@@ -15,9 +15,8 @@ from aenv import http
 from aenv.engines.docker import containers
 from aenv.errors import Conflict, NotFound, from_wire
 from aenv.models import EnvRef, Sandbox, SandboxSpec, Second, State, Volume
-from tests.engines.docker.beside import compiled, harbour, image, inspected, program  # noqa: F401
+from tests.engines.docker.beside import inspected
 from tests.engines.docker.lab import PATIENCE, TOKEN, call, eventually, of_image, over, probe, python
-from tests.engines.docker.test_second_images import busybox, musl  # noqa: F401
 
 CLEAN = """
 import os
@@ -97,7 +96,7 @@ async def become(made: Sandbox, **variables: str) -> None:
     await ask(made, "POST", "/specialise", {"environment_variables": variables})
 
 
-async def test_what_may_be_imported_early_is(harbour, write):  # noqa: F811
+async def test_what_may_be_imported_early_is(harbour, write):
     async with harbour.engine() as engine:
         made = await engine.create("one", probe(write(CLEAN), warm=True))
         assert (await waits(made))["preloaded"]
@@ -109,7 +108,7 @@ async def test_what_may_be_imported_early_is(harbour, write):  # noqa: F811
             await become(made, VALUE="again")
 
 
-async def test_what_reads_a_variable_is_imported_when_it_has_its_own(harbour, write, caplog):  # noqa: F811
+async def test_what_reads_a_variable_is_imported_when_it_has_its_own(harbour, write, caplog):
     caplog.set_level(logging.INFO, "aenv.engine")
     project = write(READS)
     async with harbour.engine() as engine:
@@ -127,7 +126,7 @@ async def test_what_reads_a_variable_is_imported_when_it_has_its_own(harbour, wr
         assert await call(again, "value") == "another"
 
 
-async def test_what_cannot_be_imported_without_variables_is_imported_with_them(harbour, write):  # noqa: F811
+async def test_what_cannot_be_imported_without_variables_is_imported_with_them(harbour, write):
     async with harbour.engine(state="") as engine:
         made = await engine.create("one", probe(write(NEEDS), warm=True))
         assert not (await waits(made))["preloaded"]
@@ -136,7 +135,7 @@ async def test_what_cannot_be_imported_without_variables_is_imported_with_them(h
 
 
 @pytest.mark.parametrize(("preload", "seen"), [(True, None), (False, "told")])
-async def test_the_authors_word_counts(harbour, write, preload, seen):  # noqa: F811
+async def test_the_authors_word_counts(harbour, write, preload, seen):
     async with harbour.engine() as engine:
         made = await engine.create("one", probe(write(READS, preload), warm=True))
         assert (await waits(made))["preloaded"] is preload
@@ -144,7 +143,7 @@ async def test_the_authors_word_counts(harbour, write, preload, seen):  # noqa: 
         assert await call(made, "value") == seen
 
 
-async def test_a_variable_that_the_import_went_by_comes_too_late(harbour, write):  # noqa: F811
+async def test_a_variable_that_the_import_went_by_comes_too_late(harbour, write):
     project = write(SETS)
     async with harbour.engine() as engine:
         made = await engine.create("one", probe(project, warm=True))
@@ -161,21 +160,21 @@ async def test_a_variable_that_the_import_went_by_comes_too_late(harbour, write)
         assert await call(hidden, "value") == "slow"
 
 
-async def test_an_image_of_its_own_too(harbour):  # noqa: F811
+async def test_an_image_of_its_own_too(harbour):
     lines = (
         "import os",
         "os.makedirs('/tmp/app')",
         f"open('/tmp/app/tools.py', 'w').write({READS!r})",
         "os.execvp('python3', ['python3', '-m', 'aenv.runtime', '/tmp/app'])",
     )
-    async with harbour.image(*python(*lines)) as image, harbour.engine() as engine:  # noqa: F811
+    async with harbour.image(*python(*lines)) as image, harbour.engine() as engine:
         made = await engine.create("one", of_image(image, warm=True))
         assert not (await waits(made))["preloaded"]
         await become(made, VALUE="told")
         assert await call(made, "value") == "told"
 
 
-async def test_its_second_container_begins_again_with_it(harbour, write, image):  # noqa: F811
+async def test_its_second_container_begins_again_with_it(harbour, write, image):
     async with harbour.engine() as engine:
         made = await engine.create("one", probe(write(READS), warm=True, second=Second(image=image)))
         assert not (await waits(made))["preloaded"]
@@ -186,7 +185,7 @@ async def test_its_second_container_begins_again_with_it(harbour, write, image):
         assert await harbour.left() == []
 
 
-async def test_one_that_is_deleted_while_it_begins_again_is_gone(harbour, write, monkeypatch):  # noqa: F811
+async def test_one_that_is_deleted_while_it_begins_again_is_gone(harbour, write, monkeypatch):
     from aenv.engines.docker.starting import Starting
 
     again = asyncio.Event()
@@ -207,14 +206,14 @@ async def test_one_that_is_deleted_while_it_begins_again_is_gone(harbour, write,
             await engine.get("one")
 
 
-async def test_one_that_ended_while_it_waited_is_over(harbour, write):  # noqa: F811
+async def test_one_that_ended_while_it_waited_is_over(harbour, write):
     async with harbour.engine() as engine:
         await engine.create("one", probe(write(CLEAN), warm=True))
         await harbour.daemon.ask("POST", f"/containers/{containers.name(harbour.state, 'one')}/kill")
         assert (await over(engine, "one")).state is State.FAILED
 
 
-async def test_another_engine_finds_one_that_waits(harbour, write):  # noqa: F811
+async def test_another_engine_finds_one_that_waits(harbour, write):
     async with harbour.engine() as engine:
         await engine.create("one", probe(write(READS), warm=True))
     async with harbour.engine() as engine:
