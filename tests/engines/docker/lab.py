@@ -120,6 +120,23 @@ class Harbour:
         done = await engine.exec(id, command, timeout=PATIENCE)
         return done.returncode, done.stdout + done.stderr
 
+    async def stopped(self, container: str) -> None:
+        """Wait until a container has ended by itself."""
+
+        async def look() -> bool:
+            found = await self.daemon.ask("GET", f"/containers/{container}/json")
+            return bool(found["State"]["Status"] == "exited")
+
+        await eventually(f"{container} to end by itself", look)
+
+    async def gone(self, part: str = "", label: str | None = None) -> None:
+        """Wait until nothing is left with a label, or nothing of it with that part in its name."""
+
+        async def look() -> bool:
+            return not [name for name in await self.left(label) if part in name]
+
+        await eventually(f"the end of {part or label or 'all'}", look)
+
     async def clear(self) -> None:
         """End all that the test made and left, and say what that was."""
         for engine in self.engines:
@@ -162,9 +179,9 @@ def python(*lines: str) -> Sequence[str]:
     return ("python3", "-c", "\n".join(lines))
 
 
-async def killed(harbour: Harbour, home: Path, spec: str) -> str:
+async def killed(harbour: Harbour, home: Path, spec: str, first: str = "") -> str:
     """The name of an engine without a state that made the sandbox ``one`` in another process, and was killed then.
-    ``spec`` is what that process evaluates."""
+    ``spec`` is what that process evaluates, and ``first`` what it does before."""
     script = f"""
         import asyncio
         from aenv.engines.docker.engine import DockerEngine
@@ -172,6 +189,7 @@ async def killed(harbour: Harbour, home: Path, spec: str) -> str:
         from tests.engines.docker.lab import of_image, probe
 
         async def main():
+            {first}
             engine = DockerEngine(address={harbour.address!r}, base_image={harbour.base_image!r})
             await engine.create("one", {spec})
             print(engine._engine, flush=True)

@@ -140,18 +140,11 @@ async def test_its_time_is_over(second: Second) -> None:
 async def test_who_leaves_ends_the_command(second: Second, deputy: Deputy) -> None:
     mark = f"84{secrets.randbelow(10**9):09}"
     running = asyncio.create_task(second.exec(["sleep", mark], timeout=PATIENCE))
-
-    async def runs() -> bool:
-        return bool(running_here(mark))
-
-    async def ended() -> bool:
-        return not running_here(mark) and not deputy._clients
-
-    await eventually("the command", runs)
+    await eventually("the command", lambda: running_here(mark))
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
-    await eventually("its end", ended)
+    await eventually("its end", lambda: not running_here(mark) and not deputy._clients)
 
 
 async def test_what_is_left_in_the_background_goes_on(second: Second) -> None:
@@ -202,10 +195,6 @@ async def test_files_that_cannot_be(second: Second) -> None:
 
 async def test_a_file_that_comes_in_part_is_not_there(second: Second, deputy: Deputy) -> None:
     await second.write("/tmp/whole", "old")
-
-    async def all_gone() -> bool:
-        return not deputy._clients
-
     _, writer = await asyncio.open_unix_connection(second._socket)
     writer.write(frames(WRITE, b"/tmp/whole") + frames(INPUT, b"half"))
     await writer.drain()
@@ -215,7 +204,7 @@ async def test_a_file_that_comes_in_part_is_not_there(second: Second, deputy: De
 
     await eventually("its beginning", begun)
     writer.close()
-    await eventually("its end", all_gone)
+    await eventually("its end", lambda: not deputy._clients)
     assert (await second.exec("cat /tmp/whole; ls -a /tmp", timeout=PATIENCE)).stdout == "old.\n..\nwhole\n"
 
 

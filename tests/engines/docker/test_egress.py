@@ -394,11 +394,7 @@ asyncio.run(main())
         other.wait()
     async with harbour.engine(state="") as engine:
         await engine.find()
-
-        async def gone() -> bool:
-            return not await harbour.left(f"aenv.engine={name}")
-
-        await eventually("what it made to be removed", gone, PATIENCE)
+        await harbour.gone(label=f"aenv.engine={name}")
 
 
 # What cannot be

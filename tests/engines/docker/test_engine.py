@@ -19,7 +19,7 @@ from aenv.engines.docker.doors import seal
 from aenv.engines.docker.engine import DockerEngine
 from aenv.errors import Conflict, Invalid, NetworkError, NotFound, SandboxLost, StartFailed, Unsupported
 from aenv.models import State
-from tests.engines.docker.lab import Harbour, call, eventually, killed, of_image, over, probe, python
+from tests.engines.docker.lab import call, eventually, killed, of_image, over, probe, python
 
 NAP = "import time\ntime.sleep(3600)"
 
@@ -366,37 +366,19 @@ async def test_its_time_was_over_while_no_engine_ran(harbour):
         await engine.create("one", probe())
         told = await engine.update("one", ttl=0.5)
         engine._live["one"].timer.cancel()
-    await eventually("its time to be over", lambda: _passed(told.expires_at))
+    await eventually("its time to be over", lambda: time.time() > told.expires_at)
     async with harbour.engine() as later:
         assert [found for found in await later.find() if not found.state.over] == []
-        await eventually("nothing to be left", lambda: _nothing(harbour))
-
-
-async def _passed(moment: float) -> bool:
-    return time.time() > moment
-
-
-async def _nothing(harbour: Harbour, label: str | None = None) -> bool:
-    return not await harbour.left(label)
+        await harbour.gone()
 
 
 async def test_what_a_killed_process_left_is_removed(harbour, home):
     name = await killed(harbour, home, "probe()")
-    label = f"aenv.engine={name}"
-
-    async def stopped() -> bool:
-        found = await harbour.daemon.ask("GET", f"/containers/aenv-{name}-one/json")
-        return found["State"]["Status"] == "exited"
-
-    await eventually("its container to end by itself", stopped)
+    await harbour.stopped(f"aenv-{name}-one")
     async with harbour.engine() as engine:
         await engine.find()
-        await eventually("it to be swept", lambda: _nothing(harbour, label))
-
-        async def forgotten() -> bool:
-            return not (home / "docker" / name).exists()
-
-        await eventually("its directory to be gone", forgotten)
+        await harbour.gone(label=f"aenv.engine={name}")
+        await eventually("its directory to be gone", lambda: not (home / "docker" / name).exists())
 
 
 async def test_without_a_state_nothing_outlives_the_engine(harbour):

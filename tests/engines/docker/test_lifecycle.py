@@ -143,11 +143,7 @@ async def test_one_that_is_paused_is_waited_for(harbour):
 async def test_an_engine_that_closes_while_one_starts(harbour):
     engine = harbour.engine()
     starting = asyncio.create_task(engine.create("one", probe()))
-
-    async def made() -> bool:
-        return "one" in engine._live and bool(engine._live["one"].made)
-
-    await eventually("its container", made)
+    await eventually("its container", lambda: "one" in engine._live and engine._live["one"].made)
     await engine.close()
     with pytest.raises(StartFailed, match="removed while it started: its engine was closed"):
         await starting

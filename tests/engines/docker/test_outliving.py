@@ -11,7 +11,7 @@ import pytest
 from aenv.engines.docker import sweeping
 from aenv.engines.docker.containers import PROCESS
 from aenv.engines.docker.keeping import is_dead
-from tests.engines.docker.lab import Harbour, eventually, killed, python
+from tests.engines.docker.lab import Harbour, killed, python
 
 DEAF = (
     "import os",
@@ -50,11 +50,7 @@ async def test_the_next_engine_removes_them(harbour, home, where):
     async with outlived(harbour, home if where == "here" else home / "another") as name:
         async with harbour.engine() as engine:
             await engine.find()
-
-            async def nothing() -> bool:
-                return not await harbour.left(f"aenv.engine={name}")
-
-            await eventually("it to be swept", nothing)
+            await harbour.gone(label=f"aenv.engine={name}")
 
 
 async def test_so_does_a_sweep(harbour, home):

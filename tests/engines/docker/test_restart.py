@@ -47,18 +47,10 @@ async def test_a_daemon_that_is_stopped_ends_what_runs_and_nothing_is_held(docke
         for id in ids:
             ended = await over(engine, id)
             assert (ended.state, "the daemon" in ended.reason) == (State.FAILED, True), ended.reason
-
-        async def stopped() -> bool:
-            return not (ground.folder / "docker" / "docker.pid").exists()
-
-        await eventually("the daemon to end", stopped)
+        await eventually("the daemon to end", lambda: not (ground.folder / "docker" / "docker.pid").exists())
         ground.dockerd()
         for id in ids[1:]:
-
-            async def nothing(id: str = id) -> bool:
-                return not await harbour.left(f"aenv.id={id}")
-
-            await eventually("it to be cleared up", nothing)
+            await harbour.gone(label=f"aenv.id={id}")
             assert (await engine.get(id)).state is State.FAILED
             again = await engine.create("again", probe(volumes=[data]))
             assert await call(again, "echo", text="x") == "x"
@@ -81,15 +73,12 @@ async def test_what_the_daemon_lets_live_is_found_well(dockerd, home):
         assert await call(made, "echo", text="again") == "again"
         assert (await engine.exec("one", ["true"])).returncode == 0
 
-        async def seen() -> bool:
-            return engine._host._outlook.pid != before
-
         async def answers() -> bool:
             with suppress(NetworkError):
                 return bool(await call(made, "echo", text="anew") == "anew")
             return False
 
-        await eventually("the new daemon to be seen", seen)
+        await eventually("the new daemon to be seen", lambda: engine._host._outlook.pid != before)
         await http.close()
         await eventually("it to be reached anew", answers)
         async with harbour.engine() as another:

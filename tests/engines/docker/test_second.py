@@ -20,7 +20,7 @@ from aenv.engines.docker.engine import DockerEngine
 from aenv.errors import AEnvError, Invalid, SandboxLost, StartFailed, Unsupported
 from aenv.models import Second, State
 from tests.engines.docker.beside import dual, imported, inspected, kill, run, tar
-from tests.engines.docker.lab import Harbour, call, eventually, killed, of_image, over, probe, python
+from tests.engines.docker.lab import Harbour, call, killed, of_image, over, probe, python
 
 # What is in it
 
@@ -205,11 +205,7 @@ async def test_one_that_dies_fails_the_sandbox(harbour: Harbour, image: str) -> 
         assert "signal 9 ended the second container" in found.reason
         with pytest.raises(SandboxLost):
             await engine.exec("one", ["true"])
-
-        async def alone() -> bool:
-            return not [name for name in await harbour.left() if "aenv2" in name]
-
-        await eventually("the second container to be removed", alone)
+        await harbour.gone("aenv2")
         with pytest.raises(AEnvError):
             await call(made, "echo", text="x")
         await engine.delete("one")
@@ -223,11 +219,7 @@ async def test_it_goes_when_the_main_one_ends(harbour: Harbour, image: str) -> N
             await call(made, "crash", code=3)
         found = await over(engine, "one")
         assert (found.state, "it ended with exit code 3" in found.reason) == (State.FAILED, True)
-
-        async def alone() -> bool:
-            return not [name for name in await harbour.left() if "aenv2" in name]
-
-        await eventually("the second container to be removed", alone)
+        await harbour.gone("aenv2")
         await engine.delete("one")
         assert await harbour.left() == []
 
@@ -259,11 +251,7 @@ async def test_found_again(harbour: Harbour, image: str) -> None:
         two = await over(later, "two")
         assert (two.state, "ended the second container" in two.reason) == (State.FAILED, True)
         assert "the second container was removed" in (await over(later, "four")).reason
-
-        async def swept() -> bool:
-            return not [name for name in await harbour.left() if "three" in name]
-
-        await eventually("what has lost its main container to be removed", swept)
+        await harbour.gone("three")  # which has lost its main container
         await kill(harbour, module.name(harbour.state, "one"))  # whoever found it watches it
         assert (await over(later, "one")).state is State.FAILED
         for id in ("one", "two", "three", "four"):
@@ -274,21 +262,12 @@ async def test_found_again(harbour: Harbour, image: str) -> None:
 async def test_both_end_with_a_process_that_is_killed(harbour: Harbour, image: str, home: Path) -> None:
     name = await killed(harbour, home, f"dual({image!r})")
     for container in (f"aenv-{name}-one", module.name(name, "one")):
-
-        async def stopped(container: str = container) -> bool:
-            found = await harbour.daemon.ask("GET", f"/containers/{container}/json")
-            return bool(found["State"]["Status"] == "exited")
-
-        await eventually(f"{container} to end by itself", stopped)
+        await harbour.stopped(container)
     told = [left.name for left in await sweeping.sweep(harbour.daemon, unused=1e9, dry_run=True) if name in left.name]
     assert sorted(told) == sorted([f"aenv-{name}-one", module.name(name, "one")])
     async with harbour.engine() as engine:
         await engine.find()
-
-        async def nothing() -> bool:
-            return not await harbour.left(f"aenv.engine={name}")
-
-        await eventually("it to be swept", nothing)
+        await harbour.gone(label=f"aenv.engine={name}")
 
 
 async def test_without_a_state_nothing_outlives_the_engine(harbour: Harbour, image: str) -> None:

@@ -6,8 +6,6 @@ import asyncio
 import os
 import re
 import secrets
-import subprocess
-import sys
 import textwrap
 from collections.abc import AsyncIterator
 from functools import partial
@@ -25,7 +23,7 @@ from aenv.errors import AEnvError, StartFailed, Unsupported
 from aenv.models import State
 from tests import daemons
 from tests.engines.docker.beside import dual, imported, inspected, kill, run, tar, with_links
-from tests.engines.docker.lab import Harbour, call, eventually, over, python
+from tests.engines.docker.lab import Harbour, call, killed, over, python
 from tests.platform.support import Platform, new_home, variant
 
 TOOLS = ("mkdir", "mv", "chmod", "rm", "env")
@@ -109,45 +107,13 @@ async def test_without_a_state_too(harbour: Harbour, image: str) -> None:
 
 
 async def test_it_ends_with_a_process_that_is_killed(harbour: Harbour, image: str, home: Path) -> None:
-    script = f"""
-        import asyncio
-        from aenv.agent import recipe
-        from aenv.engines.docker.engine import DockerEngine
-        from tests.engines.docker.beside import dual
-
-        async def main():
-            recipe.file_name = lambda architecture: "aenv-agent-none"
-            recipe.compiler = lambda architecture: None
-            engine = DockerEngine(address={harbour.address!r}, base_image={harbour.base_image!r})
-            await engine.create("one", dual({image!r}))
-            print(engine._engine, flush=True)
-            await asyncio.sleep(3600)
-
-        asyncio.run(main())
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]
-    )
-    assert process.stdout is not None
-    try:
-        name = (await asyncio.to_thread(process.stdout.readline)).decode().strip()
-        assert name.startswith("_")
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-    async def stopped() -> bool:
-        found = await harbour.daemon.ask("GET", f"/containers/{module.name(name, 'one')}/json")
-        return bool(found["State"]["Status"] == "exited")
-
-    async def nothing() -> bool:
-        return not await harbour.left(f"aenv.engine={name}")
-
-    await eventually("it to end by itself", stopped)
+    first = "from aenv.agent import recipe; recipe.compiler = lambda architecture: None; "
+    first += "recipe.file_name = lambda architecture: 'aenv-agent-none'"
+    name = await killed(harbour, home, f"dual({image!r})", first)
+    await harbour.stopped(module.name(name, "one"))
     async with harbour.engine() as engine:
         await engine.find()
-        await eventually("it to be swept", nothing)
+        await harbour.gone(label=f"aenv.engine={name}")
 
 
 async def test_one_that_dies_fails_the_sandbox(harbour: Harbour, image: str) -> None:
