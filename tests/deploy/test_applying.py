@@ -16,7 +16,7 @@ import pytest
 from aenv import http
 from aenv.deploy.applying import Change, Site
 from aenv.deploy.chart import Release, chart
-from aenv.engines.kubernetes.api import Cluster
+from aenv.engines.kubernetes.api import MERGE, Cluster
 from aenv.errors import Conflict, NotFound, StartFailed, Unsupported
 from tests.cluster.api import ApiServer
 from tests.cluster.conftest import api_server
@@ -238,7 +238,7 @@ async def test_waiting_says_what_for(ground: Ground) -> None:
     for kind, name, number in (("deployments", "api", 2), ("deployments", "hub", 1), ("statefulsets", "redis", 1)):
         path = f"/apis/apps/v1/namespaces/{ground.namespace}/{kind}/aenv-{name}/status"
         counts = dict.fromkeys(("replicas", "readyReplicas", "updatedReplicas", "observedGeneration"), number)
-        await ground.ask("PATCH", path, body={"status": counts}, content_type="application/merge-patch+json")
+        await ground.ask("PATCH", path, body={"status": counts}, content_type=MERGE)
     await site.wait(rendered.objects, 30, told.append)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, Generic, Self, TypeVar
 
 from msgspec import Struct
@@ -89,6 +89,16 @@ class Live(Generic[F]):
         if self.state is not State.RUNNING:
             raise SandboxLost(f"{self.id} is {self.state.lower()}{f': {self.reason}' if self.reason else ''}")
 
+    def hide(self, secrets: Mapping[str, str]) -> None:
+        """Show the values of these no more."""
+        self.hidden = Hidden.of(secrets, secrets)
+        if self.hidden is not None and self.printed is not None:
+            self.printed.hide(self.hidden)
+
+    def shown(self, text: str) -> str:
+        """That without its secrets."""
+        return text if self.hidden is None else self.hidden.text(text)
+
     @property
     def told(self) -> str:
         """What there is to say of its state, secrets and all."""
@@ -100,7 +110,7 @@ class Live(Generic[F]):
             url=self.url if self.state is State.RUNNING else "",
             id=self.id,
             state=self.state,
-            reason=self.told if self.hidden is None else self.hidden.text(self.told),
+            reason=self.shown(self.told),
             env=self.facts.env,
             owner=self.facts.owner,
             labels=self.facts.labels,

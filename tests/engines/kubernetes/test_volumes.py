@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from aenv.engines.kubernetes.api import MERGE
 from aenv.engines.kubernetes.manifests import HOLDER, Site, claim_name
 from aenv.engines.kubernetes.volumes import Volumes
 from aenv.errors import Conflict
@@ -61,7 +62,7 @@ async def kept(api_server: ApiServer) -> AsyncIterator[Kept]:
         await found.cluster.ask("DELETE", f"{CLAIMS}/{row['metadata']['name']}")
         gone = {"metadata": {"finalizers": None}}  # no controller is here that would see that nobody uses it
         place = f"{CLAIMS}/{row['metadata']['name']}"
-        await found.cluster.ask("PATCH", place, body=gone, content_type="application/merge-patch+json")
+        await found.cluster.ask("PATCH", place, body=gone, content_type=MERGE)
 
 
 async def test_it_is_made_and_kept(kept: Kept) -> None:

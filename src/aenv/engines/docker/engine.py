@@ -251,8 +251,7 @@ class DockerEngine(InsideEngine):
         else:
             await asyncio.wait((self._end(live, live.state, reason, keep=True),))
         if isinstance(cause, AEnvError) and not isinstance(cause, (SandboxLost, NotFound)):
-            message = cause.message if live.hidden is None else live.hidden.text(cause.message)
-            raise type(cause)(message, hint=cause.hint) from cause
+            raise type(cause)(live.shown(cause.message), hint=cause.hint) from cause
         hint = containers.end_hint(live.sandbox.reason)
         raise StartFailed(f"{live.id} did not start: {live.sandbox.reason}", hint=hint) from cause
 
@@ -452,9 +451,7 @@ class DockerEngine(InsideEngine):
     async def hide(self, id: str, secrets: Mapping[str, str]) -> None:
         live = await self._find(id)
         live.require_running()
-        live.hidden = Hidden.of(secrets, secrets)
-        if live.hidden is not None and live.printed is not None:
-            live.printed.hide(live.hidden)
+        live.hide(secrets)
 
     async def _door(self, id: str) -> Door:
         live = await self._find(id)

@@ -298,8 +298,7 @@ class KubernetesEngine(InsideEngine):
         elif entry is not None and not entry.pod.over:
             self._later(ground.remove(live.id))
         if isinstance(cause, AEnvError) and not isinstance(cause, (SandboxLost, NotFound)):
-            message = cause.message if live.hidden is None else live.hidden.text(cause.message)
-            raise type(cause)(message, hint=cause.hint) from cause
+            raise type(cause)(live.shown(cause.message), hint=cause.hint) from cause
         raise StartFailed(f"{live.id} did not start: {live.sandbox.reason}") from cause
 
     # From there to its end
@@ -457,10 +456,7 @@ class KubernetesEngine(InsideEngine):
         return live.sandbox
 
     async def hide(self, id: str, secrets: Mapping[str, str]) -> None:
-        live = await self._find(id)
-        live.hidden = Hidden.of(secrets, secrets)
-        if live.hidden is not None and live.printed is not None:
-            live.printed.hide(live.hidden)
+        (await self._find(id)).hide(secrets)
 
     async def _door(self, id: str) -> Door:
         live = await self._find(id)

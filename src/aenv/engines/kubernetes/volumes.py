@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aenv.engines.kubernetes.api import Cluster
+from aenv.engines.kubernetes.api import MERGE, Cluster
 from aenv.engines.kubernetes.manifests import APP, HOLDER, STATE, VOLUME, Site, claim, claim_name, claimed
 from aenv.errors import Conflict, NotFound
 from aenv.models import Volume
@@ -84,7 +84,7 @@ class Volumes:
         version = found["metadata"]["resourceVersion"]
         word = secrets.token_hex(8) if id else None  # so that it is another version, whoever had it before
         body = {"metadata": {"resourceVersion": version, "annotations": {HOLDER: id, _WORD: word}}}
-        await self._cluster.ask("PATCH", place, body=body, content_type="application/merge-patch+json")
+        await self._cluster.ask("PATCH", place, body=body, content_type=MERGE)
 
     async def leave(self, volumes: Sequence[tuple[str, str]], id: str) -> None:
         """Take them back from a sandbox of which nothing is left."""
