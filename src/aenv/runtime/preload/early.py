@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import aenv.runtime.validation  # noqa: F401 - what its import does would be seen as what the project's does
 from aenv.errors import AEnvError
 from aenv.project import Project
 from aenv.runtime import loader
