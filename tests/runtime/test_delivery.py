@@ -262,6 +262,17 @@ def test_it_ends_when_it_is_asked_to_while_it_waits(runtime: Waiting) -> None:
     assert runtime.process.wait(30) == 128 + signal.SIGTERM
 
 
+def test_it_ends_when_it_is_asked_to_in_the_midst_of_requests(tmp_path: Path) -> None:
+    for attempt in range(3):
+        (work := tmp_path / str(attempt)).mkdir()
+        with waiting(work) as runtime:
+            runtime.await_health(503)
+            with socket.create_connection(("127.0.0.1", runtime.port), 30) as connection:
+                connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 16)
+                runtime.process.send_signal(signal.SIGTERM)
+                assert runtime.process.wait(30) == 128 + signal.SIGTERM
+
+
 def test_it_ends_also_as_the_first_process_of_its_container(tmp_path: Path) -> None:
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("needs root, and unshare")

@@ -14,10 +14,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from msgspec import Struct
@@ -60,9 +60,12 @@ def receive(host: str, port: int, work: Path) -> tuple[Brought, Path | None]:
     key = config.get("engine_token_sha256")
     if not key:
         raise Invalid("nobody could bring this sandbox what it waits for", hint="AENV_ENGINE_TOKEN_SHA256 is not set")
-    with _ending():
+    with _at_end(_exit):
+        door = _Door(key)
         with bind(host, port) as sock, asyncio.Runner(loop_factory=loop_factory()) as runner:
-            brought, data = runner.run(_Door(key).wait(sock))
+            brought, data = runner.run(door.wait(sock))
+        if door.is_ended:
+            _exit()
         config.set_environment(brought.variables)
         if not brought.project:
             return brought, None
@@ -73,13 +76,17 @@ def receive(host: str, port: int, work: Path) -> tuple[Brought, Path | None]:
 
 
 @contextmanager
-def _ending() -> Iterator[None]:
+def _at_end(act: Callable[[], object]) -> Iterator[None]:
     """Who is asked to end does, also as the first process of a container, which no signal ends by itself."""
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    before = signal.signal(signal.SIGTERM, lambda *_: act())
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _exit() -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)
 
 
 class _Door:
@@ -88,17 +95,26 @@ class _Door:
     def __init__(self, key_sha256: str) -> None:
         self._key = key_sha256
         self._taken: asyncio.Future[tuple[Brought, bytes]] | None = None
+        self.is_ended = False
+        """Whether it was asked to end; then what it took is nothing."""
 
     async def wait(self, sock: socket.socket) -> tuple[Brought, bytes]:
         loop = asyncio.get_running_loop()
         self._taken = loop.create_future()
         connections = Connections(self._app)
-        server = await loop.create_server(connections, sock=sock, backlog=_BACKLOG)
-        try:
-            return await self._taken
-        finally:
-            server.close()
-            await connections.drain(1.0)
+        # What is raised in the midst of a request, its parser would take for the request's fault.
+        with _at_end(lambda: loop.call_soon_threadsafe(self._end)):
+            server = await loop.create_server(connections, sock=sock, backlog=_BACKLOG)
+            try:
+                return await self._taken
+            finally:
+                server.close()
+                await connections.drain(1.0)
+
+    def _end(self) -> None:
+        self.is_ended = True
+        if self._taken is not None and not self._taken.done():
+            self._taken.set_result((Brought(), b""))
 
     async def _app(self, scope: Message, receive: Receive, send: Send) -> None:
         try:
