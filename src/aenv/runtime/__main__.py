@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aenv import config
 from aenv.errors import AEnvError, Invalid
-from aenv.runtime.delivery import receive
-from aenv.runtime.server import Served, run
-from aenv.runtime.warm import UNFIT, Unfit
+
+if TYPE_CHECKING:
+    from aenv.runtime.server import Served
 
 
 def main(argv: list[str] | None = None, *, host: str = "127.0.0.1") -> int:
+    gc.disable()  # what is imported is hardly ever garbage, and to look at it again and again is a tenth of the start
+    from aenv.runtime.delivery import receive
+    from aenv.runtime.server import run
+    from aenv.runtime.warm import UNFIT, Unfit
+
+    gc.freeze()
+    gc.enable()
     given = sys.argv[1:] if argv is None else argv
     given, arguments = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
     parser = argparse.ArgumentParser(prog="python -m aenv.runtime", description="Serve a project over MCP and HTTP.")
