@@ -64,8 +64,6 @@ LACKING: dict[str, Callable[[], str]] = {
     "simulation": scale.lacking,
 }
 """Why other figures cannot be measured here, if they cannot."""
-SLOW = ("kubernetes",)
-"""What takes too long to be measured at every check."""
 TRIES = 3
 
 
@@ -83,9 +81,6 @@ def main() -> int:
     if any(name in ISOLATED for name in wanted) and (reason := instances.lacking()):
         sys.stderr.write(f"skipped: {', '.join(ISOLATED)} ({reason})\n")
         wanted, whole = [name for name in wanted if name not in ISOLATED], False
-    if options.check and whole:
-        sys.stderr.write(f"left out of the check: {', '.join(SLOW)} (it takes long: --only measures it)\n")
-        wanted, whole = [name for name in wanted if name not in SLOW], False
     for name, lacking in LACKING.items():
         if name in wanted and (reason := lacking()):
             sys.stderr.write(f"skipped: {name} ({reason})\n")
