@@ -47,6 +47,19 @@ async def test_waiting_ends_with_the_reason():
         await engine.wait("one", 30)
 
 
+async def test_time_without_room_does_not_count():
+    engine = NeverReadyEngine("no room")
+    await engine.create("one", SPEC)
+    creating = engine.sandboxes["one"]
+    engine.sandboxes["one"] = msgspec.structs.replace(creating, state=State.PENDING)
+    waiting = asyncio.create_task(engine.wait("one", 0.05))
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    engine.sandboxes["one"] = creating
+    with pytest.raises(StartFailed, match=r"one is still creating after 0.05 s: no room"):
+        await waiting
+
+
 async def test_what_is_deleted_while_somebody_waits_is_gone():
     engine = NeverReadyEngine()
     await engine.create("one", SPEC)

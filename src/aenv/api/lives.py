@@ -239,19 +239,22 @@ class Lives:
             with entry.phases.of("queue"):
                 await room.acquire()
             with entry.phases.of("engine"):
+                deadline = loop.time() + spec.startup_timeout
                 try:
-                    deadline = loop.time() + spec.startup_timeout
                     async with limit:
                         limit.reschedule(deadline + _LONGER)
-                        sandbox = await self.engine.create(record.id, spec)
+                        try:
+                            sandbox = await self.engine.create(record.id, spec)
+                        finally:
+                            room.release()
+                        if sandbox.state is not State.RUNNING:
+                            limit.reschedule(None)  # a wait has its own
+                            left = max(deadline - loop.time(), 0.0)
+                            sandbox = await self.engine.wait(record.id, left, where=False)
                 except TimeoutError:
                     if not limit.expired():
                         raise
                     raise StartFailed(f"it did not start within {spec.startup_timeout:g} s") from None
-                finally:
-                    room.release()
-                if sandbox.state is not State.RUNNING:
-                    sandbox = await self.engine.wait(record.id, max(deadline - loop.time(), 0.0), where=False)
             entry.phases.within("engine", sandbox.phases)
             return sandbox
         finally:
@@ -272,7 +275,7 @@ class Lives:
                     entry.phases.within("engine", sandbox.phases)
                 record = entry.kept.record
                 state = State.PENDING if sandbox.state is State.PENDING else State.CREATING
-                if state is State.PENDING and (until := limit.when()) is not None and record.wanted is not None:
+                if state is State.PENDING and record.wanted and (until := limit.when()) and not limit.expired():
                     limit.reschedule(max(until, loop.time() + record.wanted.startup_timeout + _LONGER))
                 if record.status is not state or record.reason != reason:
                     await self.change(entry, partial(self._creating, state=state, reason=reason))

@@ -111,10 +111,10 @@ class Engine(ABC):
     # Built on the four
 
     async def wait(self, id: str, timeout: float, *, where: bool = True) -> Sandbox:
-        """The sandbox once it is RUNNING; ``StartFailed`` with its reason when it fails, or takes too long. ``where``:
-        whether the error says where the time went."""
+        """The sandbox once it is RUNNING; ``StartFailed`` with its reason when it fails, or takes too long, where the
+        time that it is PENDING does not count. ``where``: whether the error says where the time went."""
         seen: Sandbox | None = None
-        pause = 0.01
+        pause, loop = 0.01, asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout) as limit:
                 while True:
@@ -123,6 +123,10 @@ class Engine(ABC):
                         return seen
                     if seen.state.over:
                         raise StartFailed(f"{id} did not start: {seen.reason or seen.state.lower()}")
+                    if seen.state is State.PENDING:
+                        limit.reschedule(None)
+                    elif limit.when() is None:
+                        limit.reschedule(loop.time() + timeout)
                     await self._pause(id, pause)
                     pause = min(pause * 2, 1.0)
         except NotFound as exc:
