@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from aenv.api import idempotency
+from aenv.api import idempotency, lives
 from aenv.auth.callers import Caller, Scope
 from aenv.auth.tokens import local_token
 from aenv.engines.failing import FailingEngine, NeverReadyEngine, PaperEngine
@@ -107,7 +107,8 @@ async def test_a_failure_has_its_reason_and_leaves_nothing(store: Store, shelf: 
     async with service(store, engine, shelf, tmp_path) as platform:
         made = await platform.instances.create(ALICE, wanted(count=5), wait=30)
         assert sorted(each.status for each in made) == ["Failed"] * 3 + ["Running"] * 2
-        assert {each.reason for each in made if each.status == "Failed"} == {"no such image (build it)"}
+        reasons = {each.reason.partition("; the time went")[0] for each in made if each.status == "Failed"}
+        assert reasons == {"no such image (build it)"}
         assert all(not each.owner_token and not each.url for each in made if each.status == "Failed")
         assert isinstance(engine.inner, PaperEngine)
         assert set(engine.inner.sandboxes) == {each.id for each in made if each.status == "Running"}
@@ -161,6 +162,50 @@ async def test_what_finds_no_room_in_the_engine_waits_without_its_time_running(
         engine.gate.set()
         await until(lambda: entry.kept.record.status is State.RUNNING, "its start")
         assert began + 1.0 <= entry.kept.record.expires_at <= time.time() + 1.0
+
+
+async def test_what_waited_for_room_has_all_its_time_after_a_restart(
+    store: Store, shelf: PaperShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aenv.api.lives._SLOW", 0.05)
+    async with service(store, FullEngine(), shelf, tmp_path) as platform:
+        [made] = await platform.instances.create(ALICE, wanted(startup_timeout=60.0, ttl=20.0), wait=0)
+        entry = platform.instances.lives.entries[made.id]
+        await until(lambda: entry.kept.record.lacks_room, "what it waits for")
+
+    specs: list[SandboxSpec] = []
+
+    class RoomyEngine(PaperEngine):
+        async def create(self, id: str, spec: SandboxSpec) -> Sandbox:
+            specs.append(spec)
+            return await super().create(id, spec)
+
+    async with service(store, RoomyEngine(), shelf, tmp_path) as platform:
+        await until(lambda: specs, "its second start", 60.0)
+        assert specs[0].ttl == pytest.approx(20.0 + lives.MARGIN)
+
+
+async def test_those_behind_the_ones_that_wait_lose_no_time(
+    store: Store, shelf: PaperShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aenv.api.lives.AT_ONCE", 1)
+    monkeypatch.setattr("aenv.api.lives._SLOW", 0.05)
+    engine = FullEngine()
+    async with service(store, engine, shelf, tmp_path) as platform:
+        made = await platform.instances.create(ALICE, wanted(startup_timeout=30.0, ttl=1.0, count=2), wait=0)
+        other = await platform.instances.create(ALICE, wanted(startup_timeout=30.0, resources={"cpu": "2"}), wait=0)
+        entries = [platform.instances.lives.entries[each.id] for each in made]
+        await until(lambda: all(entry.kept.record.lacks_room for entry in entries), "what both wait for")
+        assert {entry.kept.record.reason for entry in entries} == {
+            "all nodes are full",
+            "1 that want the same are made before it",
+        }
+        assert other[0].id in engine.asked  # what wants something else does not wait behind them
+        await until(
+            lambda: time.time() > entries[0].kept.record.created_at + 1.2, "the end of their first time to live"
+        )
+        engine.gate.set()
+        await until(lambda: all(entry.kept.record.status is State.RUNNING for entry in entries), "their starts")
 
 
 async def test_what_never_finds_room_is_given_up(

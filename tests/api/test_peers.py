@@ -370,3 +370,18 @@ async def test_what_one_server_left_to_be_read_another_one_leaves(
         assert engine.deleted == [gone.id]
         await other.instances.delete(ALICE, dead.id)
         assert engine.deleted == [gone.id, dead.id]
+
+
+async def test_what_a_server_with_another_engine_ended_is_ended_here(
+    redis: Server, shelf: PaperShelf, tmp_path: Path
+) -> None:
+    redis.empty()
+    engine = SharedEngine()
+    async with (
+        service(redis.url, engine, shelf, tmp_path) as one,
+        service(redis.url, SharedEngine(), shelf, tmp_path, name="another") as other,
+    ):
+        [made] = await one.instances.create(ALICE, InstanceRequest(env_name="env"), wait=30)
+        await other.instances.delete(ALICE, made.id)
+        await one.instances.reaper.follow()
+        await until(lambda: engine.deleted == [made.id], "the end of its sandbox")

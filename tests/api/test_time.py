@@ -323,6 +323,7 @@ async def test_what_is_kept_of_a_dead_one_goes_when_it_is_deleted(shared: Platfo
     assert paper.deleted == []  # its logs can be read
     with pytest.raises(NotFound):
         await shared.instances.delete(BOB, made.id)
+    assert paper.deleted == []
     await shared.instances.delete(ALICE, made.id)
     assert paper.deleted == [made.id]
     found = await shared.instances.get(ALICE, made.id)

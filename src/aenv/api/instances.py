@@ -267,12 +267,12 @@ class Instances:
 
     async def delete(self, caller: Caller, id: str) -> None:
         """End an instance. Back when its sandbox is gone, or when it is clear that this takes longer: it goes on. With
-        one that is over goes what its engine keeps to be read."""
+        one that ran and is over goes what its engine keeps; of one that failed to start, that is there to be read."""
         try:
             entry = await self._visible.alive(caller, id)
         except Conflict:
             record = await self._visible.find(caller, id)
-            if record.server == self.lives.name:
+            if record.ran and record.server == self.lives.name:
                 await self.lives.endings.wait(id)
             return
         await finish(self._delete(entry))

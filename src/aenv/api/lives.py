@@ -26,7 +26,7 @@ from aenv.api.peers import Peers
 from aenv.api.phases import told
 from aenv.api.queue import Queue
 from aenv.api.quotas import Quotas
-from aenv.api.records import InstanceRecord, Kept, Records
+from aenv.api.records import FOREVER, InstanceRecord, Kept, Records
 from aenv.api.specs import SERVER as SERVER
 from aenv.api.specs import Values as Values
 from aenv.api.specs import spec_of
@@ -42,7 +42,7 @@ from aenv.web import logs
 log = logging.getLogger("aenv.api")
 
 AT_ONCE = 32
-"""Sandboxes of one owner and environment that an engine is asked for at the same time."""
+"""Sandboxes of one owner and environment that want the same, which an engine is asked for at the same time."""
 MARGIN = 30.0
 """Seconds that an engine lets a sandbox live longer than its record says: the record decides, and the engine when
 nobody is there to decide."""
@@ -104,7 +104,7 @@ class Lives:
         self._secrets = secrets
         self._key = key
         self._beginning: set[asyncio.Task[list[Entry]]] = set()
-        self._rooms: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = WeakValueDictionary()
+        self._rooms: WeakValueDictionary[tuple[object, ...], asyncio.Semaphore] = WeakValueDictionary()
         self._prolonging: set[asyncio.Task[None]] = set()
         packages.in_use = self._digests
 
@@ -224,20 +224,23 @@ class Lives:
             values = await self._secrets.values(record.owner, record.secrets)
         check_secrets(values)
         entry.hidden = Hidden.of(values, values)
-        ttl = max(record.expires_at - self.clock.now(), 1.0) + MARGIN
+        left = record.ttl if record.lacks_room else record.expires_at - self.clock.now()
+        ttl = max(left, 1.0) + MARGIN
         return spec_of(record, placed, values, token=self.token(record), ttl=ttl)
 
     async def _sandbox(self, entry: Entry, spec: SandboxSpec) -> Sandbox:
         record = entry.kept.record
-        room = self._rooms.setdefault((record.owner, record.env.id), asyncio.Semaphore(AT_ONCE))
+        alike = (record.owner, record.env.id, *sorted(spec.resources.items()))
+        room = self._rooms.setdefault(alike, asyncio.Semaphore(AT_ONCE))
         loop = asyncio.get_running_loop()
-        limit = asyncio.timeout(None)
-        report = asyncio.create_task(self._report(entry, limit))
+        limit, asked = asyncio.timeout(None), asyncio.Event()
+        report = asyncio.create_task(self._report(entry, limit, asked))
         try:
             if record.claimed and (made := await self.specialise(entry, spec)) is not None:
                 return made
             with entry.phases.of("queue"):
                 await room.acquire()
+            asked.set()
             with entry.phases.of("engine"):
                 deadline = loop.time() + spec.startup_timeout
                 try:
@@ -260,25 +263,33 @@ class Lives:
         finally:
             report.cancel()
 
-    async def _report(self, entry: Entry, limit: asyncio.Timeout) -> None:
-        """Write down that a start takes its time, and what it waits for. How long it may wait for room, the engine
-        decides: ``limit`` is put off."""
+    async def _report(self, entry: Entry, limit: asyncio.Timeout, asked: asyncio.Event) -> None:
+        """Write down that a start takes its time, and what it waits for; ``asked`` is set once the engine was. How long
+        it may wait for room, the engine decides: ``limit`` is put off."""
         pause, loop = _SLOW, asyncio.get_running_loop()
         while True:
             await asyncio.sleep(pause)
             pause = _SLOWER
             with suppress(AEnvError, TimeoutError):
-                async with asyncio.timeout(ENGINE):
-                    sandbox = await self.engine.get(entry.id)
-                reason = entry.hide(sandbox.reason)
-                if not entry.kept.record.claimed:  # then those are of the time before
-                    entry.phases.within("engine", sandbox.phases)
+                state, reason = await self._stands(entry, asked)
                 record = entry.kept.record
-                state = State.PENDING if sandbox.state is State.PENDING else State.CREATING
                 if state is State.PENDING and record.wanted and (until := limit.when()) and not limit.expired():
                     limit.reschedule(max(until, loop.time() + record.wanted.startup_timeout + _LONGER))
                 if record.status is not state or record.reason != reason:
                     await self.change(entry, partial(self._creating, state=state, reason=reason))
+                    self._came(entry)
+
+    async def _stands(self, entry: Entry, asked: asyncio.Event) -> tuple[State, str]:
+        """How far a start is, and what it waits for."""
+        claimed = entry.kept.record.claimed
+        if not claimed and not asked.is_set():
+            return State.PENDING, f"{AT_ONCE} that want the same are made before it"
+        async with asyncio.timeout(ENGINE):
+            sandbox = await self.engine.get(entry.id)
+        if not claimed:  # then those are of the time before
+            entry.phases.within("engine", sandbox.phases)
+        state = State.PENDING if sandbox.state is State.PENDING else State.CREATING
+        return state, entry.hide(sandbox.reason)
 
     def _creating(self, record: InstanceRecord, state: State, reason: str) -> InstanceRecord | None:
         """While there is no room for it, its time to live does not run."""
@@ -286,9 +297,9 @@ class Lives:
             return None
         now, expires_at = self.clock.now(), record.expires_at
         if state is State.PENDING and not record.lacks_room and record.wanted is not None:
-            expires_at = now + max(record.ttl, record.wanted.startup_timeout)
+            expires_at = min(now + max(record.ttl, record.wanted.startup_timeout), FOREVER)
         elif state is State.CREATING and record.lacks_room:
-            expires_at = now + record.ttl
+            expires_at = min(now + record.ttl, FOREVER)
         return msgspec.structs.replace(record, status=state, reason=reason, updated_at=now, expires_at=expires_at)
 
     async def _runs(self, entry: Entry, sandbox: Sandbox) -> None:
@@ -304,7 +315,7 @@ class Lives:
                 boot=sandbox.boot,
                 phases=entry.phases.seconds,
                 updated_at=now,
-                expires_at=now + record.ttl if record.lacks_room else record.expires_at,
+                expires_at=min(now + record.ttl, FOREVER) if record.lacks_room else record.expires_at,
                 wanted=None,
                 ran=True,
                 started_at=record.started_at or (0.0 if record.warm else now),
@@ -449,7 +460,7 @@ class Lives:
                 boot="",
                 updated_at=self.clock.now(),
                 wanted=None,
-                by="",
+                by=self.name,
             )
 
         return mutation
@@ -499,7 +510,8 @@ class Lives:
             await asyncio.wait(self._beginning, timeout=grace)
         await self.queue.close()
         for entry in self.entries.values():
-            if entry.starting is not None and entry.kept.record.queued is not None:
+            waits = entry.kept.record.queued is not None or entry.kept.record.lacks_room
+            if entry.starting is not None and waits:
                 entry.starting.cancel()
         starting = [entry.starting for entry in self.entries.values() if entry.starting is not None]
         if starting:

@@ -334,7 +334,8 @@ class Reaper:
         """One of this server's that another one ended. Where both have one engine, the other one has ended its sandbox,
         or left that to be read; but for one that is only being made here."""
         entry.refresh(kept)
-        is_theirs = self._lives.engine.shared and (entry.starting is None or entry.starting.done())
+        is_made = entry.starting is None or entry.starting.done()
+        is_theirs = self._lives.engine.shared and kept.record.by == self._lives.name and is_made
         await self._lives.end(entry, kept.record.status, kept.record.reason, leave=is_theirs)
 
     async def _inherited(self, kept: Kept, now: float) -> None:

@@ -48,7 +48,8 @@ class InstanceRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     server: str
     """The name of the server, or of the servers, that it belongs to: whose engine has it."""
     by: str = ""
-    """The boot id of the server that makes it, until it runs: when that one is gone, another goes on."""
+    """The boot id of the server that makes it, until it runs: when that one is gone, another goes on. Once it is over,
+    the name of the server that ended it."""
     owner: str
     env: Env
     """Without what only a reader of the hub is interested in."""

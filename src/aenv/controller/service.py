@@ -90,8 +90,9 @@ class Controller:
     async def get(self, id: str, patience: float) -> Held:
         """A sandbox, once it is not starting any more, or after so many seconds."""
         if patience:
-            with suppress(StartFailed):
-                return self.shown(await self.engine.wait(id, patience, where=False))
+            with suppress(StartFailed, TimeoutError):
+                async with asyncio.timeout(patience):  # also where the engine has no room
+                    return self.shown(await self.engine.wait(id, patience, where=False))
         return self.shown(await self.engine.get(id))
 
     async def find(self, env: str, labels: Mapping[str, str]) -> list[Held]:

@@ -274,7 +274,7 @@ def _sandbox(held: Held) -> Sandbox:
     """A sandbox as its controller tells it; a stranger tells less."""
     if held.sandbox is not None:
         return held.sandbox
-    known = {state.value.lower(): state for state in State}
+    known = {state.value.lower(): state for state in State if state is not State.PENDING}  # which is theirs for a start
     state = known.get(held.status.lower(), State.CREATING)
     env = held.env or Named()
     host = f"[{held.ip}]" if ":" in held.ip else held.ip

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from aenv.engines.kubernetes.api import MERGE
-from aenv.engines.kubernetes.engine import KubernetesEngine
+from aenv.engines.kubernetes.engine import KubernetesEngine, _patience
 from aenv.engines.kubernetes.manifests import EXPIRES
 from aenv.engines.kubernetes.starting import Patience
 from aenv.errors import AEnvError, Conflict, Forbidden, NotFound, StartFailed
@@ -141,6 +141,10 @@ async def test_time_stands_still_without_room() -> None:
         patience.go_on()
         assert end + 0.19 < (limit.when() or 0.0) < end + 900.0
         assert not patience.holds
+        patience.hold()
+        assert (limit.when() or 0.0) == pytest.approx(end + 1000.0)  # in all
+        assert _patience(probe(), limit) is not None
+        assert [_patience(probe(**more), limit) for more in ({"lasting": True}, {"warm": True})] == [None, None]
 
 
 # Ended by others

@@ -252,6 +252,11 @@ def test_whether_all_of_it_began(told: dict[str, Any], began: bool) -> None:
     assert pod(**told).began is began
 
 
+def test_since_when_it_runs() -> None:
+    assert pod(main={"running": {"startedAt": "1970-01-01T00:01:00Z"}}).runs_since == 60.0
+    assert [pod(**told).runs_since for told in ({}, {"main": {"running": {}}}, {"main": ended(0)})] == [0.0] * 3
+
+
 def test_where_it_is() -> None:
     assert pod(podIP="10.1.2.3").url == "http://10.1.2.3:8081"
     assert pod(podIP="fd00::1").url == "http://[fd00::1]:8081"

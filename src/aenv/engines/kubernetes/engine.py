@@ -471,12 +471,13 @@ class KubernetesEngine(InsideEngine):
 
 
 def _patience(spec: SandboxSpec, limit: asyncio.Timeout) -> Patience | None:
-    """What waits for room may do so as long as it would live. A replica may not: its service has to do without it."""
-    if spec.lasting or spec.ttl is None:
+    """What waits for room may do so as long as it would live. A replica may not: its service has to do without it; nor
+    may what is made to be warm, which others wait behind."""
+    if spec.lasting or spec.warm or spec.ttl is None:
         return None
     return Patience(limit, max(spec.ttl, spec.startup_timeout))
 
 
 def _has_started(entry: Entry, now: float) -> bool:
     """Whether a pod has run for longer than a start may take: how it is now is for whoever asks it."""
-    return entry.pod.runs and now > entry.facts.created_at + entry.facts.startup_timeout
+    return entry.pod.runs and now > (entry.pod.runs_since or entry.facts.created_at) + entry.facts.startup_timeout

@@ -123,6 +123,13 @@ class Pod(Struct, gc=False):
         return bool(self.url) and found is not None and found.state.running is not None
 
     @property
+    def runs_since(self) -> float:
+        """When its main container began; 0 when nobody says."""
+        found = self.container(MAIN)
+        running = found.state.running if found is not None else None
+        return moment(str((running or {}).get("startedAt", "")))
+
+    @property
     def expires_at(self) -> float | None:
         try:
             return float(self.metadata.annotations[EXPIRES])

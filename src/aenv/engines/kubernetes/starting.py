@@ -7,6 +7,7 @@ import hashlib
 import logging
 import random
 import time
+from contextlib import suppress
 
 import msgspec
 
@@ -34,8 +35,8 @@ _BRINGING = 300.0
 """Seconds that bringing a project may take."""
 _PULLING = 15.0
 """Seconds for which an image may be not to be had: a registry that restarts is asked a few times."""
-_ROOM = 1.0
-"""Seconds, about, after which a quota that left no room is tried again: whoever waits has the same chance."""
+_ROOM, _LONGEST_ROOM = 1.0, 5.0
+"""Seconds, about, after which a quota that left no room is tried again."""
 _NOT_YET = 503
 _SERVING = (401, 403, 404, 409)
 """What a runtime answers that has been brought all it needs."""
@@ -57,7 +58,9 @@ class Patience:
         self.holds = True
 
     def go_on(self) -> None:
-        self._limit.reschedule(asyncio.get_running_loop().time() + self._left)
+        now = asyncio.get_running_loop().time()
+        self._longest = (self._limit.when() or now) - now - self._left
+        self._limit.reschedule(now + self._left)
         self.holds = False
 
 
@@ -111,6 +114,7 @@ class Starting:
         """Have its pod made, once a quota leaves room for that."""
         ground, live = self._ground, self._live
         live.stages.begin("create")
+        pause = _ROOM
         while True:
             try:
                 await ground.make(spec, live.facts)
@@ -120,7 +124,8 @@ class Starting:
                     break
             except Full as exc:
                 self._wait_for_room(exc.message)
-                await asyncio.sleep(_ROOM * (0.5 + random.random()))  # noqa: S311
+                await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
+                pause = min(pause * 1.3, _LONGEST_ROOM)
                 live.begins(manifests.facts(live.id, spec, ground.cluster.now()))
         live.reason = ""
         self._has_room()
@@ -206,8 +211,9 @@ class Starting:
 
     async def _live_for(self, seconds: float) -> None:
         moment = self._ground.cluster.now() + seconds
-        await self._ground.set_expiry(self._live.id, moment)
-        self._live.expires_at = moment
+        with suppress(NotFound, NetworkError):  # then the next look at its pod tells, or it has the time that it had
+            await self._ground.set_expiry(self._live.id, moment)
+            self._live.expires_at = moment
 
     async def _way(self, address: str) -> str:
         """How it is reached from here."""
