@@ -117,6 +117,12 @@ SETTINGS = (
     Setting(
         "longest_life", "AENV_LONGEST_LIFE", 7 * 86400.0, "seconds after which a cluster ends any instance", least=1
     ),
+    Setting(
+        "extended_resources",
+        "AENV_EXTENDED_RESOURCES",
+        "",
+        "names, by comma, of what only some nodes have that any caller may ask a cluster for: nvidia.com/gpu",
+    ),
     Setting("kubernetes_host", "KUBERNETES_SERVICE_HOST", None, "the cluster that a pod is in", in_file=False),
     Setting("kubernetes_port", "KUBERNETES_SERVICE_PORT", "443", "its port", in_file=False),
     Setting("spare", "AENV_SPARE", True, "keep one process per environment in use ready for the next sandbox"),

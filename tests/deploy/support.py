@@ -57,6 +57,7 @@ FULL: dict[str, Any] = {
     "redis": {"storageClassName": "fast", "appendfsync": "always"},
     "sandboxes": {
         "podSecurity": "restricted",
+        "extendedResources": ["nvidia.com/gpu", "example.org/slot"],
         "quota": {"pods": "500", "requests.cpu": 200},
         "limits": [{"type": "Container", "default": {"cpu": "1", "memory": "1Gi"}}],
         "networkPolicy": {"egress": [{"ports": [{"protocol": "UDP", "port": 53}]}]},

@@ -272,6 +272,16 @@ def test_pod_templates_are_what_the_engine_reads(tmp_path: Path) -> None:
         assert ("/etc/aenv/pod-templates" in mounts) is (part != "redis")
 
 
+@pytest.mark.parametrize(("name", "told"), [("default", None), ("full", "nvidia.com/gpu,example.org/slot")])
+def test_who_makes_sandboxes_knows_which_extended_resources_are_allowed(
+    name: str, told: str | None, tmp_path: Path
+) -> None:
+    for part, pod in _pods(rendered(SETS[name], tmp_path).objects):
+        if part in ("api", "controller"):
+            variables = {row["name"]: row.get("value") for row in pod["spec"]["containers"][0]["env"]}
+            assert variables.get("AENV_EXTENDED_RESOURCES") == told
+
+
 def test_a_changed_pod_template_restarts_the_servers(tmp_path: Path) -> None:
     def marks(values: dict[str, Any]) -> set[str]:
         pods = _pods(rendered(values, tmp_path).objects)
@@ -292,6 +302,8 @@ def test_a_changed_pod_template_restarts_the_servers(tmp_path: Path) -> None:
         ({"api": {"dataUrl": "data.example.org"}}, "values.api.dataUrl is 'data.example.org', which does not", ""),
         ({"podTemplates": {"x": {"nodeSelector": {}}}}, "there is no value values.podTemplates.x.nodeSelector", ""),
         ({"imagePullSecrets": [{"name": "x"}]}, "values.imagePullSecrets[0] is an object", ""),
+        ({"sandboxes": {"extendedResources": ["gpu"]}}, "values.sandboxes.extendedResources[0] is 'gpu'", ""),
+        ({"sandboxes": {"extendedResources": ["a/b,c/d"]}}, "extendedResources[0] is 'a/b,c/d', which does not", ""),
         ({"hub": []}, "values.hub is a list, and must be object", ""),
     ],
 )

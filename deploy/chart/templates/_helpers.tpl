@@ -161,6 +161,10 @@ records and an admin of their own: whoever has a token for the one may do nothin
   value: {{ $root.Values.sandboxes.baseImage | quote }}
 - name: AENV_LONGEST_LIFE
   value: {{ int $root.Values.sandboxes.longestLife | quote }}
+{{- with $root.Values.sandboxes.extendedResources }}
+- name: AENV_EXTENDED_RESOURCES
+  value: {{ join "," . | quote }}
+{{- end }}
 {{- if $root.Values.podTemplates }}
 - name: AENV_POD_TEMPLATES
   value: /etc/aenv/pod-templates

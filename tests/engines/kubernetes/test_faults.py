@@ -104,7 +104,7 @@ async def test_a_node_without_room_says_what_it_lacks(harbour: Harbour) -> None:
         body = {"status": {"capacity": {SLOT: amount}, "allocatable": {SLOT: amount}}}
         await nodes.ask("PATCH", f"/api/v1/nodes/{NODE}/status", body=body, content_type=MERGE)
 
-    async with harbour.engine() as engine:
+    async with harbour.engine(extended=[SLOT]) as engine:
         creating = asyncio.create_task(engine.create("one", probe(resources={SLOT: "1"}, ttl=300.0)))
         try:
             waiting = await reason(engine, "one", f"Insufficient {SLOT}")
@@ -124,7 +124,7 @@ async def test_a_node_without_room_says_what_it_lacks(harbour: Harbour) -> None:
     ("lasting", "words"), [(False, "there was no room for it in all the time"), (True, "it was not ready within 3 s")]
 )
 async def test_a_node_that_never_has_room(harbour: Harbour, lasting: bool, words: str) -> None:
-    async with harbour.engine() as engine:
+    async with harbour.engine(extended=[SLOT]) as engine:
         with pytest.raises(StartFailed, match=f"{words}.*no node has room for it.*{SLOT}"):
             await engine.create("one", probe(resources={SLOT: "9"}, startup_timeout=3.0, ttl=3.0, lasting=lasting))
         assert (await engine.get("one")).state is State.FAILED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aenv.engines.kubernetes import manifests
+from aenv.engines.kubernetes.engine import KubernetesEngine
 from aenv.engines.kubernetes.manifests import BESIDE, MAIN, PORTER, Site
 from aenv.errors import Invalid, NotFound, Unsupported
 from aenv.models import EnvRef, SandboxSpec, Second, Volume
@@ -259,7 +261,46 @@ def test_what_a_sandbox_has_one_of_goes_to_the_container_of_the_task() -> None:
 )
 def test_resources_that_no_node_has(name: str, value: str) -> None:
     with pytest.raises(Invalid, match="nothing that a node could give"):
-        manifests.check_resources({name: value})
+        manifests.check_resources({name: value}, ["nvidia.com/gpu"])
+
+
+@pytest.mark.parametrize("name", ["devices.kubevirt.io/kvm", "nvidia.com/gpu2", "nvidia.com/GPU", "com/gpu"])
+async def test_what_the_operator_does_not_allow_is_refused(name: str) -> None:
+    engine = KubernetesEngine(extended=["nvidia.com/gpu"])
+    for ask in (engine.check_resources, lambda wanted: manifests.check_resources(wanted, ())):
+        ask({"cpu": "1", "memory": "1Gi", "ephemeralStorage": "1Gi"})
+        with pytest.raises(Invalid, match=f"'{name}' may not be asked for here") as caught:
+            ask({"cpu": "1", name: "1"})
+        assert "the operator allows more with AENV_EXTENDED_RESOURCES" in (caught.value.hint or "")
+    with pytest.raises(Invalid, match="may not be asked for here") as caught:
+        await engine.create("one", spec(resources={name: "1"}))
+    assert "use cpu, memory, ephemeralStorage, nvidia.com/gpu;" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("variable", "argument", "allowed"),
+    [
+        ("", None, []),
+        ("a.org/x, b.org/y,", None, ["a.org/x", "b.org/y"]),
+        ("a.org/x", ["b.org/y"], ["b.org/y"]),
+        ("a.org/x", [], []),
+    ],
+)
+def test_the_operator_allows_resources(
+    variable: str, argument: list[str] | None, allowed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AENV_EXTENDED_RESOURCES", variable)
+    engine = KubernetesEngine(extended=argument)
+    for name in ("a.org/x", "b.org/y"):
+        with nullcontext() if name in allowed else pytest.raises(Invalid, match=name):
+            engine.check_resources({name: "1"})
+
+
+@pytest.mark.parametrize("name", ["gpu", "cpu", "a b/c", "*/*", "x/"])
+def test_what_no_node_has_cannot_be_allowed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AENV_EXTENDED_RESOURCES", f"nvidia.com/gpu,{name}")
+    with pytest.raises(Invalid, match=f"'{re.escape(name)}' in AENV_EXTENDED_RESOURCES is no extended resource"):
+        KubernetesEngine()
 
 
 def test_only_what_lasts_has_no_deadline() -> None:

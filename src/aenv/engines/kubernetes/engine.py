@@ -48,7 +48,8 @@ class KubernetesEngine(InsideEngine):
 
     The cluster is that of ``kubeconfig`` and ``context``, or the one that this process is in a pod of. ``base_image``
     is for projects that have no image of their own. ``access`` says how pods are reached: at their addresses, which is
-    for processes in their network, or by ``tunnel`` through the API server.
+    for processes in their network, or by ``tunnel`` through the API server. ``extended`` names what only some nodes
+    have that a sandbox may ask for.
 
     Without ``state`` all sandboxes end when the engine closes. With it, they live on, and other engines of the same
     ``state`` and ``key`` find them, at the same time too: the key is what the engine's own tokens follow from. The
@@ -76,6 +77,7 @@ class KubernetesEngine(InsideEngine):
         base_image: str | None = None,
         templates: str | None = None,
         access: str | None = None,
+        extended: Sequence[str] | None = None,
     ) -> None:
         if state and not NAME.fullmatch(state):
             raise Invalid(f"state {state!r} is not a name", hint="use letters, digits, '-', '_' and '.'")
@@ -90,6 +92,8 @@ class KubernetesEngine(InsideEngine):
         self._access: str = config.get("pod_access", access)
         if self._access not in ("auto", "direct", "tunnel"):
             raise Invalid(f"pods cannot be reached by {self._access!r}", hint="use auto, direct or tunnel")
+        names = config.get("extended_resources", None if extended is None else ",".join(extended))
+        self._extended = manifests.extended(names)
         self._live: dict[str, Live] = {}
         self._ground: Ground | None = None
         self._opening = asyncio.Lock()
@@ -435,7 +439,7 @@ class KubernetesEngine(InsideEngine):
             )
 
     def check_resources(self, resources: Mapping[str, str]) -> None:
-        manifests.check_resources(resources)
+        manifests.check_resources(resources, self._extended)
 
     async def output(self, id: str, start: int) -> Output:
         live = await self._find(id)

@@ -7,7 +7,7 @@ import ipaddress
 import math
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -106,14 +106,39 @@ def check(id: str, spec: SandboxSpec) -> None:
             raise Invalid(f"the volume {one.name!r} cannot be at {place}, which sandboxes need themselves", hint=hint)
 
 
-def check_resources(resources: Mapping[str, str]) -> None:
-    """Besides what every engine gives there is what only some nodes have, in whole numbers."""
+def extended(names: str) -> tuple[str, ...]:
+    """The extended resources that an operator allows, from their names by comma."""
+    found = tuple(name.strip() for name in names.split(",") if name.strip())
+    for name in found:
+        if not _is_extended(name):
+            raise Invalid(
+                f"{name[:100]!r} in AENV_EXTENDED_RESOURCES is no extended resource",
+                hint="use names as nodes have them, for example nvidia.com/gpu",
+            )
+    return found
+
+
+def check_resources(resources: Mapping[str, str], allowed: Sequence[str]) -> None:
+    """Besides what every engine gives there is what only some nodes have, in whole numbers. By such names nodes hand
+    out devices of their own, too, so the operator allows each."""
+    given = ", ".join((*RESOURCES, *allowed))
     for name, value in resources.items():
-        if name not in RESOURCES and not (_KEY.fullmatch(name) and "/" in name and _AMOUNT.fullmatch(value)):
+        if name in RESOURCES:
+            continue
+        if not (_is_extended(name) and _AMOUNT.fullmatch(value)):
             raise Invalid(
                 f"{name[:100]}={value[:100]!r} is nothing that a node could give",
-                hint=f"use {', '.join(RESOURCES)}, or for example nvidia.com/gpu with a whole number",
+                hint=f"use {given}; what only some nodes have comes in whole numbers",
             )
+        if name not in allowed:
+            raise Invalid(
+                f"{name[:100]!r} may not be asked for here",
+                hint=f"use {given}; the operator allows more with AENV_EXTENDED_RESOURCES",
+            )
+
+
+def _is_extended(name: str) -> bool:
+    return "/" in name and _KEY.fullmatch(name) is not None
 
 
 def _overlap(place: str, other: str) -> bool:
