@@ -17,7 +17,7 @@ import msgspec
 
 from aenv import __version__
 from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxLost, TooLarge
-from aenv.runtime import delivery, files, ports
+from aenv.runtime import delivery, files, ports, trusted
 from aenv.runtime.access import Guard
 from aenv.runtime.answers import BYTES, Answer, Answers, Request, Response
 from aenv.runtime.commands import Command
@@ -88,7 +88,8 @@ class App:
     def shells(self) -> Shells:
         """Made when the first is wanted, which in most sandboxes is never."""
         if self._shells is None:
-            from aenv.runtime.shells import Shells
+            with trusted.imports():
+                from aenv.runtime.shells import Shells
 
             self._shells = Shells(self._stirred)
         return self._shells

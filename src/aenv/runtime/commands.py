@@ -19,6 +19,7 @@ from aenv import config
 from aenv.cleanup import finish
 from aenv.errors import AEnvError, Invalid, NotFound, StorageFull, TooLarge
 from aenv.models import ExecResult
+from aenv.runtime import trusted
 
 MOST_OUTPUT = 1024 * 1024
 """Bytes of each stream that are kept. The rest is read and dropped, so that the command does not block."""
@@ -109,7 +110,8 @@ def _stdin(text: str | None) -> IO[bytes]:
     """A file and not a pipe: whether and when the command reads it concerns nobody."""
     if not text:
         return open(os.devnull, "rb")
-    import tempfile  # it brings every compression library, which few sandboxes ever need
+    with trusted.imports():
+        import tempfile  # it brings every compression library, which few sandboxes ever need
 
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 from aenv.errors import StartFailed
 from aenv.project import Project
-from aenv.runtime import registry
+from aenv.runtime import registry, trusted
 from aenv.runtime.functions import Function
 from aenv.runtime.registry import Mark
 
@@ -111,6 +111,7 @@ def load(project: Project) -> Loaded:
     root = str(project.source)
     if root not in sys.path:
         sys.path.insert(0, root)
+    trusted.leave_out(project.source, project.root)
     importlib.invalidate_caches()
     with registry.collect() as marks:
         modules = [_import(name, project.source) for name in _module_names(project.source)]
@@ -138,6 +139,7 @@ def unload(project: Project) -> None:
                 os.unlink(cached)
     with contextlib.suppress(ValueError):
         sys.path.remove(str(project.source))
+    trusted.take_back(project.source, project.root)
 
 
 def _file_of(module: ModuleType) -> str:

@@ -14,7 +14,7 @@ import msgspec
 
 from aenv.errors import AEnvError, AuthorError, Invalid
 from aenv.models import Audio, Image, ToolResult
-from aenv.runtime import plain, signatures
+from aenv.runtime import plain, signatures, trusted
 from aenv.runtime.docstrings import Docstring
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class Arguments:
     @cached_property
     def _checker(self) -> Checker:
         """Made when it is needed, which for plain types is never in most sandboxes."""
-        from aenv.runtime.validation import Checker
+        with trusted.imports():
+            from aenv.runtime.validation import Checker
 
         return Checker(self._signature)
 
@@ -93,7 +94,8 @@ class Result:
             return
         schema = plain.schema(hint) if self._plain is not None else None
         if schema is None:
-            from aenv.runtime.validation import Declared
+            with trusted.imports():
+                from aenv.runtime.validation import Declared
 
             declared = Declared.of(hint)
             if declared is None:

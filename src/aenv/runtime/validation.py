@@ -23,6 +23,8 @@ _typed_dict: Any = TypedDict  # called with fields that are known at run time on
 _MOST_FAULTS = 10
 _BROKEN = (PydanticSchemaGenerationError, PydanticUserError, PydanticInvalidForJsonSchema)
 
+TypeAdapter(int)  # at the first one pydantic imports the rest, and its plugins: to be found where it was found itself
+
 
 class _Schema(GenerateJsonSchema):
     """Without a title that repeats each field's name: it costs a model tokens and says nothing."""
