@@ -305,6 +305,21 @@ async def test_a_store_that_is_away_is_no_wrong_token(tmp_path, alice: Caller, m
                 await Tokens(store).authenticate(token.token)
 
 
+@pytest.mark.parametrize("patience", [0.2, 3600.0])
+async def test_tokens_of_the_settings_need_no_store(tmp_path, monkeypatch: pytest.MonkeyPatch, patience: float) -> None:
+    reader, given = Caller("(metrics)", frozenset({Scope.READ}), GIVEN), new_token()
+    with redis_server(tmp_path) as server:
+        async with await open_store(server.url) as store:
+            tokens = Tokens(store, given={digest(given): reader})
+            monkeypatch.setattr(redis_store, "_PATIENCE", patience)
+            server.kill()
+            async with asyncio.timeout(30):
+                assert await tokens.authenticate(given) == reader
+            monkeypatch.setattr(redis_store, "_PATIENCE", 0.2)
+            with pytest.raises(NetworkError, match="does not answer"):
+                await tokens.authenticate(new_token())
+
+
 async def test_the_first_admin(url: str, store: Store, admin: Caller) -> None:
     if url.startswith("redis"):
         async with await open_store(url) as other:

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from aenv.auth.callers import Caller, Scope
-from aenv.errors import AEnvError, Conflict, Forbidden, Invalid, InvalidConfig, NotFound, Unauthorized
+from aenv.errors import AEnvError, Conflict, Forbidden, Invalid, InvalidConfig, NetworkError, NotFound, Unauthorized
 from aenv.models import NAME, parse_duration
 from aenv.store.base import PAGE, Delete, Put, Record, Store
 from aenv.wire import Token, TokenRequest, timestamp
@@ -43,6 +43,9 @@ _FRESH = 1.0
 """Seconds for which the answer to a token is remembered."""
 _REMEMBERED = 10_000
 """Answers that are remembered at a time: so many good ones, and so many others."""
+_BRIEF = 1.0
+"""Seconds in which the store may say something of a token of the settings. Whoever reads metrics waits for no store,
+least of all for one that is away."""
 _LABEL = 128
 _SWEEP = 600.0
 """Seconds between two removals of tokens that have expired."""
@@ -99,7 +102,7 @@ class Tokens:
     """The tokens in a store. Several servers may share it: a revocation counts everywhere within two seconds.
 
     ``local`` is the loopback token, where it is accepted. ``given`` are tokens of this server's settings, by digest,
-    with whom each is: they count where the store knows nothing of them, are in no list, and end with the setting.
+    with whom each is: they count where the store says nothing of them, are in no list, and end with the setting.
     """
 
     def __init__(self, store: Store, *, local: str | None = None, given: Mapping[str, Caller] | None = None) -> None:
@@ -222,7 +225,13 @@ class Tokens:
         now = time.monotonic()
         answer = self._good.get(key) or self._bad.get(key)
         if answer is None or answer.until <= now:
-            answer = await self._ask(key, now + _FRESH)
+            try:
+                async with asyncio.timeout(_BRIEF if key in self._given else None):
+                    answer = await self._ask(key, now + _FRESH)
+            except (NetworkError, TimeoutError):
+                if key not in self._given:
+                    raise
+                return self._given[key]
         if answer.caller is None and key in self._given:
             return self._given[key]
         if answer.caller is None:
