@@ -31,8 +31,10 @@ def test_the_first_of_argument_variable_file_and_default_wins(monkeypatch: pytes
     assert config.lookup("threads") == (3, str(config.path()))
     monkeypatch.setenv("AENV_THREADS", "")
     assert config.get("threads") == 3
+    assert config.variable("threads") is None
     monkeypatch.setenv("AENV_THREADS", "4")
     assert config.lookup("threads") == (4, "environment variable AENV_THREADS")
+    assert config.variable("threads") == 4
     assert config.lookup("threads", 5) == (5, "argument")
     assert config.get("threads", 0) == 0
 

@@ -47,7 +47,7 @@ SETTINGS = (
         "hub_key",
         "AENV_HUB_KEY",
         None,
-        "token of an API service itself, for its hub elsewhere; the same at a hub lets it in, to read and no more",
+        "token of an API service itself, for its hub elsewhere; the variable lets it in at a hub, to read and no more",
         secret=True,
     ),
     Setting(
@@ -284,6 +284,12 @@ def lookup(key: str, argument: Any = None) -> tuple[Any, str]:
 def get(key: str, argument: Any = None) -> Any:
     """A setting's value: argument, environment variable, config file, default."""
     return lookup(key, argument)[0]
+
+
+def variable(key: str) -> Any:
+    """A setting's value by its environment variable alone; None when that is not set."""
+    found = setting(key)
+    return coerce(found, os.environ.get(found.variable) or None, found.variable)
 
 
 def environment() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import socket
 import threading
@@ -197,6 +198,16 @@ def test_the_key_of_api_services_reads_every_environment_and_does_no_more(tmp_pa
         assert hub.ask("POST", "/token", {}, token=key).status == 403
         assert hub.ask("GET", "/env/shelf/1.2.0", token=new_token()).status == 401
         assert key not in hub.text
+
+
+@pytest.mark.parametrize(
+    ("what", "key"), [((), "of-another-shape"), ((), "aenv_" + 43 * "k"), (("hub",), "aenv_" + 43 * "k")]
+)
+def test_a_users_key_to_a_hub_elsewhere_opens_nothing_here(what: tuple[str, ...], key: str):
+    with new_home() as home:
+        (home / "config.json").write_text(json.dumps({"hub_key": key}))
+        with platform(*what, home=home) as here:
+            assert here.ask("GET", "/env/", token=key).status == 401
 
 
 async def fetched(hub: HubElsewhere, ref: EnvRef) -> tuple[str, int]:

@@ -182,7 +182,8 @@ class _Platform:
         if token := config.get("metrics_token"):
             reader = Caller("(metrics)", frozenset({Scope.READ}), GIVEN)
             found[digest(check_given("AENV_METRICS_TOKEN", token))] = reader
-        if self._options.what in ("hub", "all") and (token := config.get("hub_key")):
+        # A user's file has the key to a hub elsewhere, which is to open nothing here.
+        if self._options.what in ("hub", "all") and (token := config.variable("hub_key")):
             reader = Caller("(api)", frozenset({Scope.FETCH}), GIVEN)
             found[digest(check_given("AENV_HUB_KEY", token))] = reader
         return found
