@@ -270,3 +270,25 @@ async def test_a_server_that_restarts_is_waited_for(tmp_path: Path) -> None:
         assert (await asking).body == b"ok"
     with pytest.raises(http.NotSent):
         await http.request("GET", f"unix:{tmp_path / 'never'}", "/", retries=2, reconnecting=30)
+
+
+async def test_a_server_that_ends_first_and_takes_the_rest() -> None:
+    ends, taken = asyncio.Event(), asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: bytes\r\n\r\n")
+        await ends.wait()
+        writer.write_eof()
+        while await reader.read(MEGABYTE):
+            pass
+        taken.set()
+
+    async with server(script) as url, http.upgrade(url, "/", "bytes") as both:
+        sending = asyncio.create_task(both.send(bytes(16 * MEGABYTE)))
+        await until(lambda: both._drained is not None, "a server that takes no more")
+        ends.set()
+        assert [piece async for piece in both] == []
+        await sending
+        await taken.wait()
+        assert both._is_lost  # and the end of the block ends what is no more

@@ -78,6 +78,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.since = 0.0
         self.reusable = False
+        self._is_lost = False
         self._transport: Any = None
         self._answer: asyncio.Future[Response] | None = None
         self._drained: asyncio.Future[None] | None = None
@@ -141,7 +142,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.reusable = False
+        self.reusable, self._is_lost = False, True
         self.resume_writing()
         if self._answer is None or self._answer.done():
             return

@@ -94,7 +94,8 @@ class Stream(Connection):
     def abort(self) -> None:
         if self._answer is not None and not self._answer.cancel() and not self._answer.cancelled():
             self._answer.exception()  # nobody waits for it any more
-        self._transport.abort()
+        if not self._is_lost:  # one that was closed with something left to send does not bear it then
+            self._transport.abort()
 
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():

@@ -267,14 +267,15 @@ def strays() -> list[Path]:
             [here, *(place for place in here.parents if place.is_relative_to(mounted))] if not controller else [here]
         )
         for place in places:
-            made = (path for path in place.glob(f"{PREFIX}*") if not _maker_lives(path))
+            made = filter(_is_left_over, place.glob(f"{PREFIX}*"))
             found.update(path for path in made if not Version1({controller: path}).processes())
     return sorted(found)
 
 
-def _maker_lives(path: Path) -> bool:
+def _is_left_over(path: Path) -> bool:
+    """Whether the process that its name names is gone. One that names none is somebody else's."""
     pid = path.name.removeprefix(PREFIX).partition("-")[0]
-    return pid.isdigit() and os.path.exists(f"/proc/{pid}")
+    return pid.isdigit() and not os.path.exists(f"/proc/{pid}")
 
 
 def remove(path: Path) -> None:
