@@ -58,7 +58,7 @@ def kubernetes(effort: Effort) -> list[Line]:
             for work in (side.make, side.claim, side.bare):
                 run(work, 1)()
             made, claimed, bare = interleave(
-                effort.rounds(7), run(side.make, SEQUENCE), run(side.claim, 1), run(side.bare, SEQUENCE)
+                3 if effort.quick else 7, run(side.make, SEQUENCE), run(side.claim, 1), run(side.bare, SEQUENCE)
             )
             together, apart = interleave(2 if effort.quick else 3, run(side.many, MANY), run(side.bare_many, MANY))
         finally:
