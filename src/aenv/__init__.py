@@ -11,7 +11,13 @@ if TYPE_CHECKING:
     from aenv.client.provision import attach as attach
     from aenv.client.sync import SyncEnvironment as SyncEnvironment
     from aenv.errors import (
+        Abandoned as Abandoned,
+    )
+    from aenv.errors import (
         AEnvError as AEnvError,
+    )
+    from aenv.errors import (
+        AgentError as AgentError,
     )
     from aenv.errors import (
         AuthorError as AuthorError,
@@ -26,6 +32,15 @@ if TYPE_CHECKING:
         EnvironmentError as EnvironmentError,
     )
     from aenv.errors import (
+        EpisodeError as EpisodeError,
+    )
+    from aenv.errors import (
+        EpisodeTimeout as EpisodeTimeout,
+    )
+    from aenv.errors import (
+        Expired as Expired,
+    )
+    from aenv.errors import (
         Forbidden as Forbidden,
     )
     from aenv.errors import (
@@ -33,6 +48,9 @@ if TYPE_CHECKING:
     )
     from aenv.errors import (
         InvalidConfig as InvalidConfig,
+    )
+    from aenv.errors import (
+        ModelError as ModelError,
     )
     from aenv.errors import (
         NetworkError as NetworkError,
@@ -69,6 +87,9 @@ if TYPE_CHECKING:
     )
     from aenv.errors import (
         ToolTimeoutError as ToolTimeoutError,
+    )
+    from aenv.errors import (
+        TurnTimeout as TurnTimeout,
     )
     from aenv.errors import (
         Unauthorized as Unauthorized,
@@ -125,13 +146,19 @@ _HOME = {
     "aenv.client.sync": ("SyncEnvironment",),
     "aenv.errors": (
         "AEnvError",
+        "Abandoned",
+        "AgentError",
         "AuthorError",
         "CallTimeout",
         "Conflict",
         "EnvironmentError",
+        "EpisodeError",
+        "EpisodeTimeout",
+        "Expired",
         "Forbidden",
         "Invalid",
         "InvalidConfig",
+        "ModelError",
         "NetworkError",
         "NotFound",
         "NotServed",
@@ -141,9 +168,10 @@ _HOME = {
         "SandboxLost",
         "StartFailed",
         "StorageFull",
+        "TooLarge",
         "ToolError",
         "ToolTimeoutError",
-        "TooLarge",
+        "TurnTimeout",
         "Unauthorized",
         "UnrecoverableEnvironmentError",
         "Unsupported",

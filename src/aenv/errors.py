@@ -19,7 +19,14 @@
         StartFailed               start_failed       502   it never became ready; the reason is in the message
         SandboxLost               sandbox_lost       502   it was there and is gone
           OutOfMemory             out_of_memory      502   it wanted more memory than it may have
+          Expired                 expired            502   its time to live was over
         CallTimeout               call_timeout       504   one call took too long; the sandbox may be well
+      EpisodeError                episode_failed     500   an episode has no score; what reading it raises
+        AgentError                agent_failed       500   the agent's own code raised
+        ModelError                model_failed       502   the model gave no answer, or none that can be used
+        TurnTimeout               turn_timeout       504   the agent or the tool took too long for one turn
+        EpisodeTimeout            episode_timeout    504   the whole episode took too long
+        Abandoned                 abandoned          504   it was given up, since the others of its group were done
 
 A tool that fails is *not* here: it is a ``ToolResult`` with ``is_error=True``, which a model may read.
 Everything here is for programs: a trainer never takes it for an observation or for reward 0.
@@ -128,8 +135,36 @@ class OutOfMemory(SandboxLost):
     code = "out_of_memory"
 
 
+class Expired(SandboxLost):
+    code = "expired"
+
+
 class CallTimeout(SandboxError):
     code, status = "call_timeout", 504
+
+
+class EpisodeError(AEnvError):
+    code = "episode_failed"
+
+
+class AgentError(EpisodeError):
+    code = "agent_failed"
+
+
+class ModelError(EpisodeError):
+    code, status = "model_failed", 502
+
+
+class TurnTimeout(EpisodeError):
+    code, status = "turn_timeout", 504
+
+
+class EpisodeTimeout(EpisodeError):
+    code, status = "episode_timeout", 504
+
+
+class Abandoned(EpisodeError):
+    code, status = "abandoned", 504
 
 
 EnvironmentError = SandboxError

@@ -183,6 +183,10 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     """Why it failed or ended, in words for a person."""
     env: str = ""
     """``name@version`` of what runs in it."""
+    digest: str = ""
+    """sha256 of the package that it is made of, where that is known."""
+    image: str = ""
+    """The image that holds it, where there is one."""
     owner: str | None = None
     labels: dict[str, str] = {}
     created_at: float = 0.0

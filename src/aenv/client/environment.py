@@ -19,12 +19,13 @@ from aenv.cleanup import finish
 from aenv.client import answers, mcp, spans
 from aenv.client.contents import content_of
 from aenv.client.openai import openai_tools
-from aenv.client.provision import Control, Provision, choose
+from aenv.client.provision import Control, Package, Provision, choose
 from aenv.control import RESTART, plain_header
 from aenv.errors import (
     AEnvError,
     CallTimeout,
     Conflict,
+    Expired,
     Invalid,
     NetworkError,
     NotFound,
@@ -52,6 +53,8 @@ NEWS = 2.0
 """Seconds in which an engine hears of the end of a sandbox that does not answer."""
 ASKING = 5.0
 """Seconds that whoever made the sandbox gets to say why it is gone."""
+_LOST = {"out of memory": OutOfMemory, "its time to live": Expired}
+"""What engines' reasons begin with, where the kind of loss matters."""
 
 
 class Environment:
@@ -105,6 +108,22 @@ class Environment:
         self._provision = provision or choose(
             aenv_url, api_key, retries=max_retries, instance_id=instance_id, service_id=service_id
         )
+        self._blank()
+
+    @classmethod
+    def like(cls, other: Environment, **changes: Any) -> Self:
+        """Another environment of the same description, which is not started yet; ``changes`` are fields of its
+        ``SandboxSpec``."""
+        made = cls.__new__(cls)
+        made.env_name = str(other.spec.env)
+        for kept in ("timeout", "startup_timeout", "max_retries", "skip_for_healthy", "_provision"):
+            setattr(made, kept, getattr(other, kept))
+        made.spec = msgspec.structs.replace(other.spec, **changes)
+        made._blank()
+        return made
+
+    def _blank(self) -> None:
+        """No sandbox yet."""
         self._sandbox: Sandbox | None = None
         self._stack: AsyncExitStack | None = None
         self._forwarded: str | None = None
@@ -127,6 +146,13 @@ class Environment:
     def instance_id(self) -> str | None:
         """What the sandbox is called; None while there is none."""
         return None if self._sandbox is None else self._sandbox.id
+
+    async def package(self) -> Package:
+        """What the sandbox was made of, as far as who provided it knows: the package's digest, and the image."""
+        sandbox = await self._ready()
+        if sandbox.digest or not hasattr(self._provision, "package"):
+            return Package(sandbox.env, sandbox.digest, sandbox.image)
+        return await cast(Control, self._provision).package(self.spec)
 
     # Life
 
@@ -461,13 +487,14 @@ class Environment:
     async def _within(
         self, seconds: float, request: Coroutine[Any, Any, http.Response], what: str, sandbox: Sandbox
     ) -> http.Response:
+        failed: AEnvError | http.Response
         try:
             async with asyncio.timeout(seconds) as limit:
                 response = await request
                 gone = NotFound if sandbox.shared and response.status == NotFound.status else SandboxLost
-                if not sandbox.relayed or response.status != gone.status:
+                if response.status != gone.status:
                     return response
-                failed: AEnvError = answers.error(response)
+                failed = answers.error(response) if sandbox.relayed else response
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -477,9 +504,11 @@ class Environment:
         except NetworkError as exc:
             failed = exc
         if reason := await self._reason(sandbox, 0.0 if isinstance(failed, CallTimeout) else NEWS):
-            kind = OutOfMemory if reason.startswith("out of memory") else SandboxLost
-            raise kind(f"the sandbox is gone: {reason}") from failed
-        raise failed
+            kind = next((kind for words, kind in _LOST.items() if reason.startswith(words)), SandboxLost)
+            raise kind(f"the sandbox is gone: {reason}") from (failed if isinstance(failed, AEnvError) else None)
+        if isinstance(failed, AEnvError):
+            raise failed
+        return failed  # the sandbox itself says what is wrong, and nobody knows better
 
     async def _reason(self, sandbox: Sandbox, patience: float = 0.0) -> str:
         """Why the sandbox is gone, when somebody knows, or learns it within so many seconds."""

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from aenv import config, project
+from aenv.client.provision import Package
 from aenv.engines import load_engine
 from aenv.engines.base import Engine
 from aenv.engines.specs import complete
@@ -47,6 +48,7 @@ class Embedded:
     def __init__(self) -> None:
         self._engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = weakref.WeakKeyDictionary()
         self._process = os.getpid()
+        self._digests: dict[tuple[str, str], str] = {}
 
     def __call__(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
         return self._engine().provision(resolve(spec))
@@ -66,6 +68,14 @@ class Embedded:
                 return found.reason
             await asyncio.sleep(0.01)
 
+    async def package(self, spec: SandboxSpec) -> Package:
+        """What a sandbox of that spec is made of. A project is read for it once, until a file of it changes."""
+        found = resolve(spec)
+        key = (found.project, found.stamp)
+        if key not in self._digests:
+            self._digests[key] = await asyncio.to_thread(_digest, Path(found.project))
+        return Package(str(found.env), self._digests[key], found.image)
+
     def _engine(self) -> Engine:
         if self._process != os.getpid():  # a forked child starts its own
             self._engines, self._process = weakref.WeakKeyDictionary(), os.getpid()
@@ -76,6 +86,14 @@ class Embedded:
 
 
 embedded = Embedded()
+
+
+def _digest(root: Path) -> str:
+    """The digest that a hub would give the project; none where it could not be pushed."""
+    try:
+        return project.digest(project.pack(project.read(root)))
+    except AEnvError:
+        return ""
 
 
 def resolve(spec: SandboxSpec) -> SandboxSpec:

@@ -17,6 +17,7 @@ from aenv.client.services import ServicesClient
 from aenv.control import key_for, plain_header, platform_url
 from aenv.errors import AEnvError, Invalid, NetworkError, NotFound, SandboxLost, StartFailed, Unsupported
 from aenv.models import Sandbox, SandboxSpec, State, told
+from aenv.project.images import image_of
 from aenv.wire import LEASE, Expose, Instance, InstanceRequest
 
 log = logging.getLogger("aenv.environment")
@@ -161,6 +162,8 @@ class Platform:
             boot=instance.boot,
             attached=attached,
             env=instance.env.id,
+            digest=instance.env.digest,
+            image=image_of(instance.env.artifacts),
             owner=instance.owner,
             labels=instance.labels,
         )

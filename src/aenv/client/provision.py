@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from aenv import config, http
 from aenv.models import Sandbox, SandboxSpec
@@ -13,6 +13,16 @@ from aenv.models import Sandbox, SandboxSpec
 Provision = Callable[[SandboxSpec], AbstractAsyncContextManager[Sandbox]]
 """Where a sandbox comes from: enter to get one, exit to give it back. It may have methods of ``Control``, too."""
 DEFAULT_PORT = 8081
+
+
+class Package(NamedTuple):
+    """What a sandbox is made of; empty texts where that is not known."""
+
+    env: str
+    """``name@version``."""
+    digest: str
+    """sha256 of the package."""
+    image: str
 
 
 class Control(Protocol):
@@ -29,6 +39,9 @@ class Control(Protocol):
 
     async def expose(self, id: str, port: int, ttl: float | None) -> str:
         """A URL of a port inside, open to whoever has it."""
+
+    async def package(self, spec: SandboxSpec) -> Package:
+        """What a sandbox of that spec is made of."""
 
 
 def attach(url: str, token: str | None = None) -> Provision:

@@ -111,6 +111,7 @@ class SyncEnvironment:
     list_functions = _blocking(Environment.list_functions)
     check_health = _blocking(Environment.check_health)
     get_env_info = _blocking(Environment.get_env_info)
+    package = _blocking(Environment.package)
     wait_for_ready = _blocking(Environment.wait_for_ready)
     reset = _blocking(Environment.reset)
     agent_url = _blocking(Environment.agent_url)

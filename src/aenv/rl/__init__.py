@@ -1,0 +1,50 @@
+"""Rollouts that trainers can trust: episodes that end with a score or with a typed failure, and what is done with them.
+
+Every public name is here, and each loads on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aenv.rl.files import Writer as Writer
+    from aenv.rl.files import read as read
+    from aenv.rl.playing import rollout as rollout
+    from aenv.rl.recording import Episode as Episode
+    from aenv.rl.rewards import Reward as Reward
+    from aenv.rl.rules import Rules as Rules
+    from aenv.rl.tasks import Task as Task
+    from aenv.rl.trajectory import Call as Call
+    from aenv.rl.trajectory import Failed as Failed
+    from aenv.rl.trajectory import Scored as Scored
+    from aenv.rl.trajectory import Tokens as Tokens
+    from aenv.rl.trajectory import Trajectory as Trajectory
+    from aenv.rl.trajectory import Turn as Turn
+
+_HOME = {
+    "recording": ("Episode",),
+    "files": ("Writer", "read"),
+    "rewards": ("Reward",),
+    "playing": ("rollout",),
+    "rules": ("Rules",),
+    "tasks": ("Task",),
+    "trajectory": ("Call", "Failed", "Scored", "Tokens", "Trajectory", "Turn"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [*_MODULE_OF]  # noqa: PLE0604 - names, all of them strings
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'aenv.rl' has no attribute {name!r}")
+    value = getattr(import_module(f"aenv.rl.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,351 @@
+"""One episode: an instance, an agent in it, a reward, and the trajectory that is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import logging
+import platform
+import random
+import secrets
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from aenv import __version__
+from aenv.client.environment import Environment
+from aenv.errors import (
+    Abandoned,
+    AEnvError,
+    AgentError,
+    EpisodeError,
+    EpisodeTimeout,
+    Invalid,
+    ToolError,
+    TurnTimeout,
+    Unsupported,
+)
+from aenv.models import NOT_JSON, to_json
+from aenv.rl import rewards
+from aenv.rl.recording import Episode, Over
+from aenv.rl.rules import Rules
+from aenv.rl.tasks import Task
+from aenv.rl.trajectory import Ending, Failed, Phase, Provenance, Scored, Trajectory
+
+log = logging.getLogger("aenv.rl")
+log.addHandler(logging.NullHandler())
+Agent = Callable[[Episode, Task], Awaitable[Any]]
+"""Plays one episode: calls tools until it is done. What it returns is kept as its answer."""
+VERSIONS = {"aenv": __version__, "python": platform.python_version()}
+_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+"""Seconds before an episode is begun again: at first, and at most."""
+
+
+async def rollout(
+    env: str | Environment,
+    agent: Agent,
+    task: Task | str | Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    *,
+    rules: Rules | None = None,
+    group: str = "",
+    sample: int = 0,
+) -> Trajectory:
+    """Run one episode in an instance of its own, and give the trajectory, scored or failed.
+
+    ``env`` is a name, or an ``Environment`` that is not started, whose settings each instance has. ``agent`` is an
+    async function of the environment and the task, or an ``OpenAIAgent``. Whatever fails is in
+    ``trajectory.outcome``; only a cancellation is raised.
+    """
+    plan = Plan(template(env), agent, rules or Rules())
+    return await plan.play(Draw(Task.of(task), seed, group, sample))
+
+
+def template(env: str | Environment) -> Environment:
+    """What every instance is made like."""
+    if isinstance(env, str):
+        return Environment(env)
+    if not isinstance(env, Environment):
+        raise Invalid(f"{env!r} is no environment", hint="give a name, or Environment(...)")
+    if env.instance_id is not None:
+        raise Invalid(
+            f"{env.env_name} runs already, and an episode needs an instance of its own",
+            hint="give its name, or an Environment that is not started",
+        )
+    return env
+
+
+class Draw:
+    """One episode that is wanted: a task, its seed, and its place in a group."""
+
+    __slots__ = ("group", "sample", "sample_seed", "seed", "task")
+
+    def __init__(self, task: Task, seed: int | None, group: str = "", sample: int = 0) -> None:
+        self.task = task
+        self.seed = task.seed if task.seed is not None else seed
+        self.group = group
+        self.sample = sample
+        self.sample_seed = None if self.seed is None else derived(self.seed, sample)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Tells it from every other of its run."""
+        return (self.group or self.task.id, self.sample)
+
+
+def derived(*parts: object) -> int:
+    """A seed that follows from others, the same on every machine."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4])
+
+
+class Facts:
+    """What is the same for all instances of one environment, and therefore asked once."""
+
+    def __init__(self) -> None:
+        self.tools: dict[tuple[str, str, str, tuple[str, ...]], str] = {}
+        self.no_reset: set[tuple[str, str]] = set()
+
+
+class Plan:
+    """What all episodes of a run have in common."""
+
+    def __init__(self, env: Environment, agent: Agent, rules: Rules) -> None:
+        if not callable(agent):
+            raise Invalid(f"{agent!r} cannot be called", hint="an agent is an async function of (env, task)")
+        self.env = env
+        self.agent = agent
+        self.rules = rules
+        self.facts = Facts()
+        self.agent_name = str(getattr(agent, "name", "") or _named(agent))
+
+    async def play(self, draw: Draw) -> Trajectory:
+        """One episode, begun again as often as the rules say."""
+        retried: list[Failed] = []
+        while True:
+            attempt = Attempt(self, draw)
+            try:
+                await attempt.open()
+                await attempt.run()
+            finally:
+                await attempt.close()
+            trajectory = attempt.trajectory(retried)
+            if not await self.again(trajectory, retried):
+                return trajectory
+
+    async def again(self, trajectory: Trajectory, retried: list[Failed]) -> bool:
+        """Whether to begin anew, after a pause, what ended so. ``retried`` are the earlier ends, and get this one."""
+        failed = trajectory.failure
+        if failed is None or not self.rules.may_retry(failed, retried):
+            return False
+        retried.append(failed)
+        pause = min(_PAUSE * 2 ** (len(retried) - 1), _LONGEST_PAUSE)
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
+        return True
+
+
+class Attempt:
+    """One instance, and what happens in it. ``open``, ``run`` and ``close`` raise nothing but a cancellation."""
+
+    def __init__(self, plan: Plan, draw: Draw) -> None:
+        self._plan = plan
+        self._draw = draw
+        task = draw.task
+        self.episode = Episode.like(
+            plan.env,
+            seed=draw.seed,
+            datasource=task.datasource or plan.env.spec.datasource,
+            arguments=task.arguments or plan.env.spec.arguments,
+        )
+        self.episode.begin(task, plan.rules, draw.sample_seed)
+        self.outcome: Scored | Failed | None = None
+        self.whole: asyncio.Timeout | None = None
+        """The agent's time, while it plays."""
+        self.abandoned = ""
+        """Why it is given up, when it is."""
+        self._ended: Ending = "done"
+        self._answer: Any = None
+        self._provenance = Provenance()
+        self._began = time.monotonic()
+        self._began_at = time.time()
+        self._seconds: dict[str, float] = {}
+
+    async def open(self) -> None:
+        """Start the instance."""
+        with self._phase("create"):
+            await self.episode.initialize()
+            self._provenance = await self._facts()
+
+    async def run(self) -> None:
+        """Play the episode in the instance, and score it."""
+        if self.outcome is None:
+            with self._phase("reset"):
+                await self._reset()
+        if self.outcome is None:
+            with self._phase("agent"):
+                await self._play()
+        if self.outcome is None:
+            with self._phase("reward"):
+                await self.episode.close_turn()
+                scored = await rewards.score(self.trajectory([]), self._plan.rules.taken, self.episode)
+                if self.episode.broken is None:
+                    self.outcome = scored
+
+    async def close(self) -> None:
+        """Give the instance back, whatever happened."""
+        begun = time.monotonic()
+        try:
+            await self.episode.release()
+        except AEnvError as exc:  # the episode is over, and what is left of the instance ends with its lease
+            log.warning("[ENV:%s] could not be released: %s", self.episode.instance_id, exc)
+        self._seconds["release"] = time.monotonic() - begun
+
+    def give_up(self, at: float, why: str) -> None:
+        """Let the agent play until then, in the loop's time, and no longer."""
+        if self.whole is not None and not self.whole.expired() and self.outcome is None:
+            when = self.whole.when()
+            if when is None or at < when:
+                self.abandoned = why
+                self.whole.reschedule(at)
+
+    def trajectory(self, retried: list[Failed]) -> Trajectory:
+        """What there is of it."""
+        episode, draw = self.episode, self._draw
+        unscored = Failed(kind=EpisodeError.code, phase="reward", reason="it is not scored yet")
+        return Trajectory(
+            id=secrets.token_hex(8),
+            env=str(self._plan.env.spec.env),
+            task=draw.task,
+            outcome=self.outcome or unscored,
+            ended=self._ended,
+            seed=draw.seed,
+            group=draw.group,
+            sample=draw.sample,
+            messages=episode.messages,
+            turns=episode.turns,
+            tools=episode.tools,
+            observation=episode.observation,
+            answer=self._answer,
+            retried=list(retried),
+            began_at=self._began_at,
+            seconds=self._times(),
+            provenance=self._provenance,
+        )
+
+    # Phases
+
+    @contextmanager
+    def _phase(self, phase: Phase) -> Iterator[None]:
+        """What fails in the block is the outcome. Only what is no ``Exception`` leaves it."""
+        episode = self.episode
+        episode.phase = phase
+        begun = time.monotonic()
+        error: AEnvError | None = None
+        try:
+            yield
+        except Over:
+            error = AgentError("the agent went on after its end") if episode.broken is None else episode.broken.error
+        except AEnvError as exc:
+            error = AgentError(f"ToolError: {exc.message}") if isinstance(exc, ToolError) else exc
+        except Exception as exc:
+            log.info("the agent failed", exc_info=exc)
+            error = AgentError(_told(exc))
+        finally:
+            self._seconds[phase] = time.monotonic() - begun
+        if error is not None or episode.broken is not None:
+            self.outcome = episode.failed(error or EpisodeError("it failed"))
+
+    async def _reset(self) -> None:
+        episode, known = self.episode, self._plan.facts.no_reset
+        key = (self._provenance.env, self._provenance.digest)
+        if self._plan.rules.reset and key not in known:
+            try:
+                episode.observation = await episode.reset(self._draw.seed)
+            except Unsupported:
+                known.add(key)
+        for path, text in self._draw.task.files.items():
+            await episode.upload(path, text)
+
+    async def _play(self) -> None:
+        rules, episode = self._plan.rules, self.episode
+        try:
+            async with asyncio.timeout(rules.episode_timeout) as self.whole:
+                async with asyncio.timeout(rules.turn_timeout) as episode.patience:
+                    await self._act()
+        except TimeoutError as exc:
+            error = self._time_over()
+            if error is None:
+                raise AgentError(_told(exc)) from exc
+            if episode.broken is not None or not rules.score_late or self.abandoned:
+                raise error from None
+            self._ended = "time"
+        except Over:
+            if episode.broken is not None:
+                raise
+            self._ended = "max_turns"
+
+    async def _act(self) -> None:
+        playing = self._plan.agent(self.episode, self._draw.task)
+        if not inspect.isawaitable(playing):
+            raise AgentError(f"{self._plan.agent_name} is not async", hint="write it as 'async def agent(env, task)'")
+        answer = await playing
+        try:
+            self._answer = msgspec.json.decode(to_json(answer))
+        except NOT_JSON:
+            self._answer = repr(answer)
+
+    def _time_over(self) -> AEnvError | None:
+        """Whose time is over, when it is one of ours."""
+        rules, episode = self._plan.rules, self.episode
+        if self.whole is not None and self.whole.expired():
+            if self.abandoned:
+                return Abandoned(self.abandoned)
+            return EpisodeTimeout(f"the episode took longer than {rules.episode_timeout:g} s")
+        if episode.patience is not None and episode.patience.expired():
+            return TurnTimeout(f"nothing new came for {rules.turn_timeout:g} s")
+        return None
+
+    # What is known
+
+    async def _facts(self) -> Provenance:
+        episode, task = self.episode, self._draw.task
+        package = await episode.package()
+        kind = (package.env, package.digest, task.datasource, tuple(task.arguments))
+        tools = self._plan.facts.tools.get(kind, "")
+        if not tools:
+            await episode.list_tools()
+            tools = episode.tools_digest
+            if package.digest:
+                self._plan.facts.tools[kind] = tools
+        return Provenance(
+            env=package.env,
+            digest=package.digest,
+            image=package.image,
+            task_digest=task.digest(),
+            tools_digest=tools,
+            agent=self._plan.agent_name,
+            instance=episode.instance_id or "",
+            versions=VERSIONS,
+        )
+
+    def _times(self) -> dict[str, float]:
+        episode = self.episode
+        inside = {"model": episode.model_seconds, "tool": episode.tool_seconds}
+        found = {**self._seconds, **inside, "total": time.monotonic() - self._began}
+        return {name: round(seconds, 6) for name, seconds in found.items()}
+
+
+def _named(agent: object) -> str:
+    kind = agent if inspect.isfunction(agent) else type(agent)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _told(exc: BaseException) -> str:
+    """An exception of the agent's own code, and where it was raised."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(exc).__name__}: {exc}{where}"[:1000]

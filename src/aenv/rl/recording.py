@@ -1,0 +1,234 @@
+"""The environment as an agent has it in a rollout: all of ``Environment``, with what is said and done written down.
+
+The first failure of the platform is remembered here, whatever the agent does with the exception: an episode that went
+on after it is no episode, and has no score.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+
+import msgspec
+
+from aenv.client.environment import Environment
+from aenv.errors import AEnvError, AuthorError, Conflict, Forbidden, Invalid, NotFound, ToolError, Unsupported
+from aenv.models import ToolResult, to_json
+from aenv.rl import rewards
+from aenv.rl.rules import Rules
+from aenv.rl.tasks import Task
+from aenv.rl.trajectory import Call, Failed, Generation, Phase, Tokens, Turn
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_MISTAKES = (Invalid, NotFound, Unsupported, Forbidden, Conflict, AuthorError, ToolError)
+"""What an agent's program may catch and go on after: it asked for the wrong thing, and the sandbox is well."""
+
+
+class Over(BaseException):
+    """Ends an agent whose turns are used up, or whose sandbox is no more. No ``Exception``, so that an agent that
+    catches everything ends, too."""
+
+
+class Broken(NamedTuple):
+    """What the platform failed at, first."""
+
+    error: AEnvError
+    phase: Phase
+    turn: int | None
+
+
+def _noting(
+    method: Callable[Concatenate[Environment, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Episode, P], Coroutine[Any, Any, R]]:
+    """A way to the sandbox on which failures are remembered, and which is closed after one."""
+
+    @functools.wraps(method)
+    async def call(self: Episode, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self.broken is not None:
+            raise Over
+        try:
+            return await method(self, *args, **kwargs)
+        except AEnvError as exc:
+            self.note(exc)
+            raise
+
+    return call
+
+
+class Episode(Environment):
+    """One episode's environment. Agents call it like any other, and may tell what a model said and heard.
+
+    Calls after ``say`` belong to the turn that it began. An agent that never says anything has a turn with each call.
+    """
+
+    task: Task
+    rules: Rules
+    sample_seed: int | None
+    """For what the agent draws itself: another for each sample of a group, where the environment's seed is the same."""
+
+    def begin(self, task: Task, rules: Rules, sample_seed: int | None) -> None:
+        """What it is about; before anything is called."""
+        self.task = task
+        self.rules = rules
+        self.sample_seed = sample_seed
+        self.messages: list[dict[str, Any]] = []
+        self.turns: list[Turn] = []
+        self.tools: list[dict[str, Any]] = []
+        self.tools_digest = ""
+        self.observation: Any = None
+        """What the environment's reset returned."""
+        self.phase: Phase = "create"
+        self.broken: Broken | None = None
+        self.model_seconds = self.tool_seconds = 0.0
+        self.patience: asyncio.Timeout | None = None
+        """Of the turn under way."""
+        self.began = asyncio.get_running_loop().time()
+        self._spoken = False
+        self._under_way = 0
+
+    # What an agent tells
+
+    @property
+    def turns_left(self) -> int | None:
+        """How many turns there may still be; None where there is no limit."""
+        return None if self.rules.max_turns is None else self.rules.max_turns - len(self.turns)
+
+    def hear(self, *messages: Mapping[str, Any]) -> None:
+        """Messages that the model is given: of the system, the user, or a tool."""
+        self.messages += [dict(message) for message in messages]
+
+    async def say(
+        self,
+        message: Mapping[str, Any],
+        *,
+        model: str = "",
+        finish_reason: str = "",
+        seconds: float = 0.0,
+        prompt_tokens: int | None = None,
+        completion_tokens: int | None = None,
+        tokens: Tokens | None = None,
+    ) -> None:
+        """What the model said, which begins a turn; with what is known of how it came to that."""
+        await self._turn()
+        self._spoken = True
+        self.messages.append(dict(message))
+        self.model_seconds += seconds
+        self.turns[-1].generation = Generation(
+            message=len(self.messages) - 1,
+            model=model,
+            finish_reason=finish_reason,
+            seconds=seconds,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            tokens=tokens,
+        )
+
+    def go_on(self) -> None:
+        """Ends the agent, by an exception, when there may be no further turn. Ask it before asking a model."""
+        if self.broken is not None or self.turns_left == 0:
+            raise Over
+
+    # What is written down
+
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None, *, id: str = ""
+    ) -> ToolResult:
+        """As in ``Environment``; ``id`` is what the model called it."""
+        if self.broken is not None:
+            raise Over
+        if not self._spoken:
+            await self._turn()
+        calls, place = self.turns[-1].calls, len(self.turns[-1].calls)
+        loop = asyncio.get_running_loop()
+        at = loop.time()
+        call = Call(name=name, arguments=_kept(arguments), id=id, at=round(at - self.began, 6))
+        calls.append(call)
+        self._under_way += 1
+        result = None
+        try:
+            result = await super().call_tool(name, arguments, timeout)
+            return result
+        except AEnvError as exc:
+            self.note(exc)
+            raise
+        finally:
+            self._under_way -= 1
+            seconds = loop.time() - at
+            self.tool_seconds += seconds
+            calls[place] = msgspec.structs.replace(call, result=result, seconds=round(seconds, 6))
+            self.breathe()
+
+    async def list_openai_tools(self) -> list[dict[str, Any]]:
+        """As in ``Environment``: what a model is offered, which is kept, too."""
+        self.tools = await super().list_openai_tools()
+        return self.tools
+
+    _tools_found = _noting(Environment._tools)
+    _data = _noting(Environment._data)
+    _get = _noting(Environment._get)
+    _fetch = _noting(Environment._fetch)
+    upload = _noting(Environment.upload)
+    download = _noting(Environment.download)
+
+    async def _tools(self) -> list[dict[str, Any]]:
+        found = await self._tools_found()
+        self.tools_digest = digest(found)
+        return found
+
+    async def close_turn(self) -> None:
+        """Take the rewards of the turn that is over."""
+        if not self.turns or self.turns[-1].rewards:
+            return
+        for reward in self.rules.taken:
+            if reward.every_turn:
+                turn = self.turns[-1]
+                turn.rewards[reward.key] = await rewards.of_turn(reward, turn, self, self.task.reward)
+
+    async def _turn(self) -> None:
+        await self.close_turn()
+        self.go_on()
+        self.turns.append(Turn(calls=[], rewards={}))
+        self.breathe()
+
+    def breathe(self) -> None:
+        """Something new has come: from here on, the time of a turn counts again."""
+        if self.patience is not None and self.rules.turn_timeout is not None and not self.patience.expired():
+            self.patience.reschedule(asyncio.get_running_loop().time() + self.rules.turn_timeout)
+
+    # What fails
+
+    @property
+    def stage(self) -> Phase:
+        """What is under way: of the agent's time, a tool when one is called."""
+        return "tool" if self.phase == "agent" and self._under_way else self.phase
+
+    def note(self, error: AEnvError) -> None:
+        """Remember the first failure that leaves no episode to go on with."""
+        if self.broken is None and not isinstance(error, _MISTAKES):
+            self.broken = Broken(error, self.stage, len(self.turns) - 1 if self.turns else None)
+
+    def failed(self, error: AEnvError, phase: Phase | None = None) -> Failed:
+        """The outcome of an episode that ended with that error, or with the failure that came before it."""
+        error, stage, turn = self.broken or (error, phase or self.stage, len(self.turns) - 1 if self.turns else None)
+        return Failed(kind=error.code, phase=stage, reason=error.message, hint=error.hint, turn=turn)
+
+
+def digest(tools: Sequence[Mapping[str, Any]]) -> str:
+    """sha256 over what tools say of themselves, whatever their order."""
+    said = sorted((tool["name"], tool.get("description") or "", tool["inputSchema"]) for tool in tools)
+    return f"sha256:{hashlib.sha256(msgspec.json.encode(said, order='deterministic')).hexdigest()}"
+
+
+def _kept(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Arguments as they are now, and as they are sent."""
+    if not arguments:
+        return {}
+    try:
+        found: dict[str, Any] = msgspec.json.decode(to_json(dict(arguments)))
+    except Exception:  # what cannot be sent is refused with words when it is to be sent
+        return {}
+    return found

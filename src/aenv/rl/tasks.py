@@ -1,0 +1,56 @@
+"""A task: what one episode is about, and what its instance is given."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from aenv.errors import Invalid, did_you_mean
+
+
+class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one episode is about. Whatever stands here is kept in the trajectory, so it holds no secrets."""
+
+    id: str = ""
+    """Names the task among others; made of its content when it is not given."""
+    instruction: str = ""
+    """What the agent is told to do."""
+    system: str = ""
+    """The system prompt, for agents that are models."""
+    datasource: str = ""
+    arguments: list[str] = []
+    """What its instance is made with, as in ``Environment``."""
+    files: dict[str, str] = {}
+    """Texts that are written into the sandbox before the agent begins, by their paths."""
+    reward: dict[str, Any] = {}
+    """Arguments of the reward, which no model sees."""
+    seed: int | None = None
+    """The seed of every episode of this task; without one, the rollout decides."""
+    metadata: dict[str, Any] = {}
+    """Whatever else is known of it, for the agent's program and for readers."""
+
+    @classmethod
+    def of(cls, given: Task | str | Mapping[str, Any] | None) -> Task:
+        """A task from what callers have: an instruction, a mapping with its fields, or a task."""
+        if isinstance(given, Task):
+            task = given
+        elif given is None or isinstance(given, str):
+            task = cls(instruction=given or "")
+        else:
+            known = cls.__struct_fields__
+            if unknown := [name for name in given if name not in known]:
+                hint = f"{did_you_mean(str(unknown[0]), known)}; whatever else is known of it goes into metadata"
+                raise Invalid(f"a task has no {str(unknown[0])[:100]!r}", hint=hint)
+            try:
+                task = msgspec.convert(dict(given), cls)
+            except msgspec.ValidationError as exc:
+                raise Invalid(f"that is no task: {exc}", hint=f"a task has {', '.join(known)}") from exc
+        return task if task.id else msgspec.structs.replace(task, id=f"task-{task.digest()[:12]}")
+
+    def digest(self) -> str:
+        """sha256 over everything that it says."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
