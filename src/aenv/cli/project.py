@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -245,7 +245,7 @@ async def _run_tests(found: Project, command: list[str], startup_timeout: float)
                 os.killpg(process.pid, signal.SIGTERM)
 
 
-def run_async(work: Coroutine[Any, Any, T]) -> T:
+def run_async(work: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> T:
     """``asyncio.run`` where SIGTERM and SIGHUP, like Ctrl-C, leave time to end what was started."""
 
     async def guarded() -> T:
@@ -256,7 +256,8 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
         return await work
 
     try:
-        return asyncio.run(guarded())
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(guarded())
     except asyncio.CancelledError:
         raise click.exceptions.Abort from None
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 from aenv import http
@@ -89,6 +89,18 @@ class Platform:
         if self._service_id is not None:
             raise Unsupported("ports of a service are not exposed", hint="expose a port of an instance")
         return (await self._api.expose(id, Expose(port=port, ttl=ttl))).url
+
+    async def end_all(self, labels: Mapping[str, str]) -> int:
+        """End every instance with these labels; how many there were. For what a killed program left: its leases would
+        end it, too, but later."""
+        ended = 0
+        while True:
+            found, _ = await self._api.list(labels=labels, status=[State.PENDING, State.CREATING, State.RUNNING])
+            for instance in found:
+                await self._api.delete(instance.id)
+            ended += len(found)
+            if not found:
+                return ended
 
     @asynccontextmanager
     async def _served(self, id: str, spec: SandboxSpec) -> AsyncIterator[Sandbox]:

@@ -9,8 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aenv.rl.batches import Rollouts as Rollouts
+    from aenv.rl.batches import Stragglers as Stragglers
+    from aenv.rl.batches import rollouts as rollouts
     from aenv.rl.files import Writer as Writer
     from aenv.rl.files import read as read
+    from aenv.rl.groups import Group as Group
+    from aenv.rl.groups import Tally as Tally
+    from aenv.rl.groups import grouped as grouped
+    from aenv.rl.models import OpenAIAgent as OpenAIAgent
     from aenv.rl.playing import rollout as rollout
     from aenv.rl.recording import Episode as Episode
     from aenv.rl.rewards import Reward as Reward
@@ -24,10 +31,13 @@ if TYPE_CHECKING:
     from aenv.rl.trajectory import Turn as Turn
 
 _HOME = {
-    "recording": ("Episode",),
+    "batches": ("Rollouts", "Stragglers", "rollouts"),
     "files": ("Writer", "read"),
+    "groups": ("Group", "Tally", "grouped"),
+    "models": ("OpenAIAgent",),
     "rewards": ("Reward",),
     "playing": ("rollout",),
+    "recording": ("Episode",),
     "rules": ("Rules",),
     "tasks": ("Task",),
     "trajectory": ("Call", "Failed", "Scored", "Tokens", "Trajectory", "Turn"),

@@ -42,6 +42,9 @@ log.addHandler(logging.NullHandler())
 Agent = Callable[[Episode, Task], Awaitable[Any]]
 """Plays one episode: calls tools until it is done. What it returns is kept as its answer."""
 VERSIONS = {"aenv": __version__, "python": platform.python_version()}
+UNSCORED = Failed(kind=EpisodeError.code, phase="reward", reason="it is not scored yet")
+"""The outcome of an episode whose agent is done, until there is another."""
+_drawn = random.SystemRandom().uniform
 _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 """Seconds before an episode is begun again: at first, and at most."""
 
@@ -144,7 +147,7 @@ class Plan:
             return False
         retried.append(failed)
         pause = min(_PAUSE * 2 ** (len(retried) - 1), _LONGEST_PAUSE)
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
+        await asyncio.sleep(pause * _drawn(0.5, 1.0))
         return True
 
 
@@ -163,10 +166,10 @@ class Attempt:
         )
         self.episode.begin(task, plan.rules, draw.sample_seed)
         self.outcome: Scored | Failed | None = None
-        self.whole: asyncio.Timeout | None = None
+        self._whole: asyncio.Timeout | None = None
         """The agent's time, while it plays."""
-        self.abandoned = ""
-        """Why it is given up, when it is."""
+        self._given_up: tuple[float, str] | None = None
+        """When it is to be given up, in the loop's time, and why."""
         self._ended: Ending = "done"
         self._answer: Any = None
         self._provenance = Provenance()
@@ -176,24 +179,28 @@ class Attempt:
 
     async def open(self) -> None:
         """Start the instance."""
-        with self._phase("create"):
+        with self.during("create"):
             await self.episode.initialize()
             self._provenance = await self._facts()
 
     async def run(self) -> None:
         """Play the episode in the instance, and score it."""
+        await self.play()
         if self.outcome is None:
-            with self._phase("reset"):
-                await self._reset()
-        if self.outcome is None:
-            with self._phase("agent"):
-                await self._play()
-        if self.outcome is None:
-            with self._phase("reward"):
+            with self.during("reward"):
                 await self.episode.close_turn()
                 scored = await rewards.score(self.trajectory([]), self._plan.rules.taken, self.episode)
                 if self.episode.broken is None:
                     self.outcome = scored
+
+    async def play(self) -> None:
+        """Play the episode, without scoring it."""
+        if self.outcome is None:
+            with self.during("reset"):
+                await self._reset()
+        if self.outcome is None:
+            with self.during("agent"):
+                await self._play()
 
     async def close(self) -> None:
         """Give the instance back, whatever happened."""
@@ -206,21 +213,24 @@ class Attempt:
 
     def give_up(self, at: float, why: str) -> None:
         """Let the agent play until then, in the loop's time, and no longer."""
-        if self.whole is not None and not self.whole.expired() and self.outcome is None:
-            when = self.whole.when()
-            if when is None or at < when:
-                self.abandoned = why
-                self.whole.reschedule(at)
+        if self._given_up is None or at < self._given_up[0]:
+            self._given_up = (at, why)
+            self._hurry()
+
+    def _hurry(self) -> None:
+        if self._given_up is not None and self._whole is not None and not self._whole.expired():
+            when = self._whole.when()
+            if when is None or self._given_up[0] < when:
+                self._whole.reschedule(self._given_up[0])
 
     def trajectory(self, retried: list[Failed]) -> Trajectory:
         """What there is of it."""
         episode, draw = self.episode, self._draw
-        unscored = Failed(kind=EpisodeError.code, phase="reward", reason="it is not scored yet")
         return Trajectory(
             id=secrets.token_hex(8),
             env=str(self._plan.env.spec.env),
             task=draw.task,
-            outcome=self.outcome or unscored,
+            outcome=self.outcome or UNSCORED,
             ended=self._ended,
             seed=draw.seed,
             group=draw.group,
@@ -239,7 +249,7 @@ class Attempt:
     # Phases
 
     @contextmanager
-    def _phase(self, phase: Phase) -> Iterator[None]:
+    def during(self, phase: Phase) -> Iterator[None]:
         """What fails in the block is the outcome. Only what is no ``Exception`` leaves it."""
         episode = self.episode
         episode.phase = phase
@@ -265,6 +275,7 @@ class Attempt:
         if self._plan.rules.reset and key not in known:
             try:
                 episode.observation = await episode.reset(self._draw.seed)
+                self._provenance = msgspec.structs.replace(self._provenance, reset=True)
             except Unsupported:
                 known.add(key)
         for path, text in self._draw.task.files.items():
@@ -273,20 +284,23 @@ class Attempt:
     async def _play(self) -> None:
         rules, episode = self._plan.rules, self.episode
         try:
-            async with asyncio.timeout(rules.episode_timeout) as self.whole:
+            async with asyncio.timeout(rules.episode_timeout) as self._whole:
+                self._hurry()
                 async with asyncio.timeout(rules.turn_timeout) as episode.patience:
                     await self._act()
         except TimeoutError as exc:
             error = self._time_over()
             if error is None:
                 raise AgentError(_told(exc)) from exc
-            if episode.broken is not None or not rules.score_late or self.abandoned:
+            if episode.broken is not None or not rules.score_late or isinstance(error, Abandoned):
                 raise error from None
             self._ended = "time"
         except Over:
             if episode.broken is not None:
                 raise
             self._ended = "max_turns"
+        finally:
+            self._whole = episode.patience = None
 
     async def _act(self) -> None:
         playing = self._plan.agent(self.episode, self._draw.task)
@@ -300,12 +314,13 @@ class Attempt:
 
     def _time_over(self) -> AEnvError | None:
         """Whose time is over, when it is one of ours."""
-        rules, episode = self._plan.rules, self.episode
-        if self.whole is not None and self.whole.expired():
-            if self.abandoned:
-                return Abandoned(self.abandoned)
-            return EpisodeTimeout(f"the episode took longer than {rules.episode_timeout:g} s")
-        if episode.patience is not None and episode.patience.expired():
+        rules, patience = self._plan.rules, self.episode.patience
+        if self._whole is not None and self._whole.expired():
+            limit = rules.episode_timeout
+            if self._given_up is not None and (limit is None or self._whole.when() == self._given_up[0]):
+                return Abandoned(self._given_up[1])
+            return EpisodeTimeout(f"the episode took longer than {limit:g} s")
+        if patience is not None and patience.expired():
             return TurnTimeout(f"nothing new came for {rules.turn_timeout:g} s")
         return None
 
@@ -329,6 +344,7 @@ class Attempt:
             tools_digest=tools,
             agent=self._plan.agent_name,
             instance=episode.instance_id or "",
+            local_rewards=[reward.key for reward in self._plan.rules.taken if reward.is_local],
             versions=VERSIONS,
         )
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
@@ -24,7 +25,7 @@ from aenv.rl.trajectory import Call, Failed, Generation, Phase, Tokens, Turn
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_MISTAKES = (Invalid, NotFound, Unsupported, Forbidden, Conflict, AuthorError, ToolError)
+MISTAKES = (Invalid, NotFound, Unsupported, Forbidden, Conflict, AuthorError, ToolError)
 """What an agent's program may catch and go on after: it asked for the wrong thing, and the sandbox is well."""
 
 
@@ -89,6 +90,8 @@ class Episode(Environment):
         self.began = asyncio.get_running_loop().time()
         self._spoken = False
         self._under_way = 0
+        self._at: Phase = "agent"
+        """What the agent does at the moment, or did when it was cut short."""
 
     # What an agent tells
 
@@ -147,20 +150,31 @@ class Episode(Environment):
         at = loop.time()
         call = Call(name=name, arguments=_kept(arguments), id=id, at=round(at - self.began, 6))
         calls.append(call)
-        self._under_way += 1
         result = None
         try:
-            result = await super().call_tool(name, arguments, timeout)
+            with self.doing("tool"):
+                result = await super().call_tool(name, arguments, timeout)
             return result
         except AEnvError as exc:
             self.note(exc)
             raise
         finally:
-            self._under_way -= 1
             seconds = loop.time() - at
             self.tool_seconds += seconds
             calls[place] = msgspec.structs.replace(call, result=result, seconds=round(seconds, 6))
             self.breathe()
+
+    @contextmanager
+    def doing(self, phase: Phase) -> Iterator[None]:
+        """What the agent does in the block; what fails or is cut short there did so in that."""
+        self._under_way += 1
+        self._at = phase
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+        if not self._under_way:
+            self._at = "agent"
 
     async def list_openai_tools(self) -> list[dict[str, Any]]:
         """As in ``Environment``: what a model is offered, which is kept, too."""
@@ -203,12 +217,12 @@ class Episode(Environment):
 
     @property
     def stage(self) -> Phase:
-        """What is under way: of the agent's time, a tool when one is called."""
-        return "tool" if self.phase == "agent" and self._under_way else self.phase
+        """What is under way; of the agent's time, what the agent does."""
+        return self._at if self.phase == "agent" else self.phase
 
     def note(self, error: AEnvError) -> None:
         """Remember the first failure that leaves no episode to go on with."""
-        if self.broken is None and not isinstance(error, _MISTAKES):
+        if self.broken is None and not isinstance(error, MISTAKES):
             self.broken = Broken(error, self.stage, len(self.turns) - 1 if self.turns else None)
 
     def failed(self, error: AEnvError, phase: Phase | None = None) -> Failed:

@@ -1,0 +1,158 @@
+"""A run that is kept in a folder: what was asked for, what has ended so far, and how to go on after a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+from msgspec import Struct
+
+from aenv.errors import AEnvError, Conflict, Invalid, NotFound
+from aenv.rl.files import Writer, read
+from aenv.rl.groups import Tally
+from aenv.rl.tasks import Task
+from aenv.rl.trajectory import Trajectory
+
+ABOUT, TRAJECTORIES, REPORT, PAGE = "run.json", "trajectories.jsonl", "report.json", "report.html"
+LABEL = "aenv-run"
+"""The label that instances of a run have on a platform, with the run's id."""
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """What must be the same for a run to be gone on with."""
+
+    env: str
+    agent: str
+    tasks: str
+    """sha256 over all of them."""
+    n: int
+    seed: int | None
+    rewards: dict[str, float]
+
+
+class About(Struct, frozen=True, kw_only=True):
+    """What a folder says of its run."""
+
+    schema: str = "aenv.run/1"
+    id: str
+    began_at: float
+    asked: Asked
+
+
+class Run:
+    """A run in its folder, for the length of a ``with`` block: what is added to it is there for good."""
+
+    def __init__(self, folder: Path, about: About, *, resumed: bool, again: bool) -> None:
+        self.folder = folder
+        self.about = about
+        self.resumed = resumed
+        self.tally = Tally()
+        self.done: set[tuple[str, int]] = set()
+        """Episodes that have ended, as (group, sample)."""
+        self._again = again
+        self._writer = Writer(folder / TRAJECTORIES)
+
+    @classmethod
+    def open(cls, folder: Path, asked: Asked, *, resume: bool, again: bool = False) -> Run:
+        """A new run in a folder, or, with ``resume``, the one that is there; ``again`` plays what failed once more."""
+        about = _about(folder)
+        if about is None:
+            if resume and (folder / TRAJECTORIES).exists():
+                raise Invalid(f"{folder} has trajectories and no {ABOUT}, so it cannot be gone on with")
+            return cls(folder, _new(folder, asked), resumed=False, again=again)
+        if not resume:
+            raise Conflict(f"{folder} holds a run already", hint="--resume goes on with it; --out names another folder")
+        for name in Asked.__struct_fields__:
+            before, now = getattr(about.asked, name), getattr(asked, name)
+            if before != now:
+                shown = f"{before!r}, and now it is {now!r}" if name != "tasks" else "of other tasks"
+                raise Invalid(f"the run in {folder} cannot be gone on with: its {name} was {shown}")
+        return cls(folder, about, resumed=True, again=again)
+
+    def __enter__(self) -> Self:
+        self._writer.__enter__()
+        try:
+            if self._again:
+                self._forget_failed()
+            for trajectory in self.trajectories():
+                self._note(trajectory)
+        except BaseException:
+            self._writer.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._writer.__exit__(None, None, None)
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Write down an episode that has ended."""
+        self._writer.write(trajectory)
+        self._note(trajectory)
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        """What there is so far."""
+        return read(self.folder / TRAJECTORIES)
+
+    def _note(self, trajectory: Trajectory) -> None:
+        key = (trajectory.group, trajectory.sample)
+        if key in self.done:
+            raise Invalid(f"{self._writer.path} has two episodes of {key[0]!r}, sample {key[1]}")
+        self.done.add(key)
+        self.tally.add(trajectory)
+
+    def _forget_failed(self) -> None:
+        """Leave out what failed, in one step: whatever happens meanwhile, the file is whole."""
+        kept = self.folder / f".{TRAJECTORIES}.new"
+        kept.unlink(missing_ok=True)
+        with Writer(kept) as writer:
+            for trajectory in self.trajectories():
+                if trajectory.ok:
+                    writer.write(trajectory)
+        kept.replace(self.folder / TRAJECTORIES)
+        self._writer.__exit__(None, None, None)
+        self._writer.__enter__()
+
+
+def tasks_digest(tasks: list[Task]) -> str:
+    """sha256 over tasks, in their order."""
+    return hashlib.sha256("".join(task.digest() for task in tasks).encode()).hexdigest()
+
+
+def found(path: Path) -> Path:
+    """The file of trajectories that is meant: itself, or the one in a run's folder."""
+    inside = path / TRAJECTORIES if path.is_dir() else path
+    if not inside.is_file():
+        raise NotFound(f"there are no trajectories at {path}", hint="'aenv rollout --out FOLDER' writes some")
+    return inside
+
+
+def _about(folder: Path) -> About | None:
+    try:
+        return msgspec.json.decode((folder / ABOUT).read_bytes(), type=About)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as exc:
+        raise Invalid(f"{folder / ABOUT} cannot be read: {exc}") from exc
+
+
+def _new(folder: Path, asked: Asked) -> About:
+    about = About(id=secrets.token_hex(6), began_at=time.time(), asked=asked)
+    write_whole(folder / ABOUT, about)
+    return about
+
+
+def write_whole(path: Path, value: Any) -> None:
+    """Write JSON in one step: whoever reads it finds all of it, or what was there before."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f".{path.name}.{os.getpid()}")
+        new.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+        new.replace(path)
+    except OSError as exc:
+        raise AEnvError(f"{path} cannot be written: {exc.strerror or exc}") from exc
