@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from aenv.rl.batches import Rollouts as Rollouts
     from aenv.rl.batches import Stragglers as Stragglers
     from aenv.rl.batches import rollouts as rollouts
+    from aenv.rl.exporting import Exported as Exported
+    from aenv.rl.exporting import export as export
     from aenv.rl.files import Writer as Writer
     from aenv.rl.files import read as read
     from aenv.rl.groups import Group as Group
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from aenv.rl.models import OpenAIAgent as OpenAIAgent
     from aenv.rl.playing import rollout as rollout
     from aenv.rl.recording import Episode as Episode
+    from aenv.rl.replaying import Replayed as Replayed
+    from aenv.rl.replaying import replay as replay
+    from aenv.rl.rescoring import rescore as rescore
     from aenv.rl.rewards import Reward as Reward
     from aenv.rl.rules import Rules as Rules
     from aenv.rl.tasks import Task as Task
@@ -32,9 +37,12 @@ if TYPE_CHECKING:
 
 _HOME = {
     "batches": ("Rollouts", "Stragglers", "rollouts"),
+    "exporting": ("Exported", "export"),
     "files": ("Writer", "read"),
     "groups": ("Group", "Tally", "grouped"),
     "models": ("OpenAIAgent",),
+    "replaying": ("Replayed", "replay"),
+    "rescoring": ("rescore",),
     "rewards": ("Reward",),
     "playing": ("rollout",),
     "recording": ("Episode",),
