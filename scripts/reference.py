@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aenv
-from aenv import config, errors
+from aenv import config, errors, rl
 from aenv.api import pools, quotas, top, usage_routes
 from aenv.api.routes import routes as instance_routes
 from aenv.api.services.routes import routes as service_routes
@@ -33,6 +33,13 @@ GROUPS = (
     ("Writing an environment", aenv._HOME["aenv.runtime.registry"]),
     ("What a function may ask", ("Context",)),
 )
+EPISODES = (
+    ("Episodes", ("rollout", "rollouts", "Rollouts", "Task", "Rules", "Reward", "Stragglers")),
+    ("Agents", ("Episode", "OpenAIAgent")),
+    ("What is left of an episode", ("Trajectory", "Scored", "Failed", "Turn", "Call", "Tokens", "Group", "Tally")),
+    ("Kept episodes", ("read", "Writer", "grouped", "replay", "Replayed", "rescore", "export", "Exported")),
+)
+"""Names of ``aenv.rl``."""
 SERVICES = {
     "env": "Environments: the hub",
     "env-instance": "Instances: the API service",
@@ -83,14 +90,15 @@ def api() -> str:
     parts = [
         "# Python API",
         "",
-        f"{HAND_OVER} Every name is imported from `aenv`, and loads on first use.",
-        "`aenv.__version__` is the version.",
+        f"{HAND_OVER} Every name is imported from `aenv`, those of episodes from `aenv.rl`, and loads on first",
+        "use. `aenv.__version__` is the version.",
         "",
     ]
-    for title, names in GROUPS:
-        parts += [f"## {title}", ""]
-        for name in names:
-            parts += _entry(name, getattr(aenv, name))
+    for module, groups in ((aenv, GROUPS), (rl, EPISODES)):
+        for title, names in groups:
+            parts += [f"## {title}", ""]
+            for name in names:
+                parts += _entry(name, getattr(module, name))
     parts += ["## Errors", "", *_errors()]
     return "\n".join(parts)
 

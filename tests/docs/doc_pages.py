@@ -67,6 +67,13 @@ RUN = ("python", "json", "bash")
 """Languages of blocks that are carried out."""
 
 
+def _forget(before: set[str], directory: Path) -> None:
+    """Modules that a page brought along are not the next one's."""
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(directory)):
+            del sys.modules[name]
+
+
 class Block(NamedTuple):
     language: str
     text: str
@@ -128,6 +135,8 @@ class Reader:
             if project := _PROJECT.search(self.page.read_text(encoding="utf-8")):
                 shutil.copytree(ROOT / project[1], "project", ignore=shutil.ignore_patterns("__pycache__", ".*"))
                 self._patch.chdir("project")
+            self._patch.syspath_prepend(str(Path.cwd()))  # a reader's Python finds what is in the directory
+            self._stack.callback(_forget, set(sys.modules), Path.cwd())
             for block in blocks(self.page):
                 try:
                     self._carry_out(block)
