@@ -19,6 +19,7 @@ from benchmarks import (
     platform,
     replicas,
     report,
+    rollouts,
     startup,
     stores,
 )
@@ -52,8 +53,19 @@ FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
     "second": containers.second,
     "kubernetes": kubernetes.kubernetes,
     "simulation": scale.simulation,
+    "episodes": rollouts.episodes,
+    "rollout": rollouts.overhead,
 }
-ISOLATED = ("instance_start", "instances", "instance_calls", "platform_create", "platform_warm", "platform_many")
+ISOLATED = (
+    "instance_start",
+    "instances",
+    "instance_calls",
+    "platform_create",
+    "platform_warm",
+    "platform_many",
+    "episodes",
+    "rollout",
+)
 """What is measured only where a sandbox can be isolated in every way."""
 LACKING: dict[str, Callable[[], str]] = {
     "replicas": replicas.lacking,
