@@ -350,17 +350,3 @@ def test_a_project_that_prints_leaves_the_json_pure(aenv, demo):
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert (out, "talk" in err) == ("", True)
-
-
-def test_determinism(aenv, demo):
-    seeded = "import random\nfrom aenv import Context, register_reset\n" + TOOL.replace(
-        "hello() -> str:", "hello(ctx: Context) -> str:"
-    ).replace('"hello"\n', "str(random.Random(ctx.seed).random())\n")
-    demo(seeded + REWARD)
-    answer = aenv("validate", "-w", "demo", "--determinism", "-o", "json")
-    assert answer.code == 0, answer
-    assert "tool hello, reward" in rows(answer, "ok")["determinism"]["detail"]
-    demo("import os\n" + TOOL.replace('"hello"\n', "str(os.getpid())\n") + REWARD)
-    answer = aenv("validate", "-w", "demo", "--determinism", "-o", "json")
-    assert answer.code == 1
-    assert "tool hello differs" in rows(answer, "fail")["determinism"]["detail"]

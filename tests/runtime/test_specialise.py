@@ -214,7 +214,8 @@ async def test_it_waits_and_becomes_what_it_is_told(bench: Bench, name: str) -> 
 
 async def test_two_are_never_alike(bench: Bench) -> None:
     async with bench.warm() as first, bench.warm() as second:
-        await asyncio.gather(first.specialise(), second.specialise(environment_variables={"NAME": "bob"}))
+        others = {"environment_variables": {"NAME": "bob"}, "seed": None}
+        await asyncio.gather(first.specialise(seed=None), second.specialise(**others))
         assert (await first.tool("about"))["variable"] == "ada"
         assert (await second.tool("about"))["variable"] == "bob"
         assert await first.tool("draw") != await second.tool("draw")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -21,15 +20,13 @@ from aenv import config, project
 from aenv.cleanup import finish
 from aenv.cli.output import Check, output_option, show_checks, stdout_reserved
 from aenv.cli.project import run_async, work_dir_option
-from aenv.errors import AEnvError, Invalid, NotFound
+from aenv.errors import AEnvError, Invalid
 
 if TYPE_CHECKING:
     from aenv.client.environment import Environment
     from aenv.project import Project
     from aenv.runtime.preload import Verdict
 
-SEED = 20_260_101
-"""What both sandboxes of ``--determinism`` are given."""
 HEALTHY_WITHIN = 5.0
 SHOWN_REASONS = 8
 """Most reasons against preloading that are listed."""
@@ -41,27 +38,42 @@ _REQUIREMENT = re.compile(
 
 @click.command()
 @work_dir_option
-@click.option("--determinism", is_flag=True, help="Also compare two sandboxes with the same seed.")
+@click.option("--determinism", is_flag=True, help="Also compare two episodes with the same seed.")
+@click.option(
+    "--episode",
+    "episodes",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --determinism: replay these recorded episodes twice instead.",
+)
 @click.option("--startup-timeout", type=float, default=60.0, help="Seconds the sandbox has to become ready.")
 @output_option
-def validate(work_dir: Path, determinism: bool, startup_timeout: float, output: str) -> int:
+def validate(*, work_dir: Path, determinism: bool, episodes: Path | None, startup_timeout: float, output: str) -> int:
     """Check the project, and say how to mend what is wrong.
 
     First the files, then a sandbox that is started for it. Exit code 1 when a check failed.
 
-    --determinism starts two sandboxes with the same seed and compares what can be asked without knowing the
-    project: the tools, the functions, the state of health, and the results of the tools and the reward that
-    need no argument, called in order. It cannot see a tool that needs arguments.
+    --determinism runs an episode twice with the same seed, each in a fresh instance as an Environment makes it:
+    every tool is called a few times with arguments drawn by its schema, then the rewards are taken that need no
+    arguments. The first result that differs fails the check. With --episode, recorded episodes are replayed
+    instead, which come as far as an agent does.
 
     \b
     Example:
       aenv validate
       aenv validate --determinism -o json
+      aenv validate --determinism --episode trajectories.jsonl
     """
+    if episodes is not None and not determinism:
+        raise click.UsageError("--episode says how --determinism looks; give both")
     found, checks = static_checks(work_dir)
     if found is not None and not any(row.status == "fail" for row in checks):
         with stdout_reserved():
-            checks += run_async(live_checks(found, startup_timeout, determinism))
+            checks += run_async(live_checks(found, startup_timeout))
+            if determinism and not any(row.check == "start" and row.status == "fail" for row in checks):
+                from aenv.cli.determinism import determinism_check
+
+                checks.append(determinism_check(found, startup_timeout, episodes))
     return show_checks(checks, output)
 
 
@@ -182,17 +194,12 @@ def _package(found: Project) -> Iterator[Check]:
 # A sandbox
 
 
-async def live_checks(found: Project, startup_timeout: float, determinism: bool) -> list[Check]:
+async def live_checks(found: Project, startup_timeout: float) -> list[Check]:
     """Checks on a sandbox that is started for them."""
     try:
         async with _sandbox(found, startup_timeout) as env:
             rows = [Check("start", "ok", "the sandbox started"), *await _answers(env)]
-            first = await _observations(env) if determinism else {}
-        rows.append(await _preloading(found, startup_timeout))
-        if not determinism:
-            return rows
-        async with _sandbox(found, startup_timeout) as env:
-            return [*rows, *_compared(first, await _observations(env))]
+        return [*rows, await _preloading(found, startup_timeout)]
     except AEnvError as exc:
         return [Check("start", "fail", exc.message, exc.hint or "correct what the message names")]
 
@@ -203,7 +210,7 @@ async def _sandbox(found: Project, startup_timeout: float) -> AsyncIterator[Envi
     from aenv.client.provision import attach
     from aenv.client.serving import run_project
 
-    variables = {**found.environment_variables, "AENV_SEED": str(SEED)}
+    variables = found.environment_variables
     async with run_project(found.root, environment_variables=variables, startup_timeout=startup_timeout) as url:
         async with Environment(found.name, provision=attach(url)) as env:
             yield env
@@ -318,36 +325,3 @@ def _tools(tools: list[dict[str, Any]]) -> Iterator[Check]:
 
 def _bare(tool: dict[str, Any]) -> str:
     return str(tool["name"]).rsplit("/", 1)[-1]
-
-
-async def _observations(env: Environment) -> dict[str, str]:
-    """What can be asked of any project, as text, in the order in which it is asked."""
-    tools = await env.list_tools()
-    seen = {"tools": _text(tools), "functions": _text(await env.list_functions())}
-    health = await env.check_health()
-    seen["health"] = _text(health.get("status") if isinstance(health, dict) else health)
-    for tool in tools:
-        if not tool["inputSchema"].get("required"):
-            answer = await env.call_tool(_bare(tool), {})
-            seen[f"tool {_bare(tool)}"] = _text([answer.is_error, answer.content, answer.structured])
-    with suppress(Invalid, NotFound):  # it needs arguments, or there is none
-        seen["reward"] = _text(await env.call_reward({}))
-    return seen
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=repr)
-
-
-def _compared(first: dict[str, str], second: dict[str, str]) -> list[Check]:
-    differing = [
-        Check(
-            "determinism",
-            "fail",
-            f"{what} differs between two sandboxes of one seed:\n{text[:200]}\n{second.get(what, '')[:200]}",
-            "draw from a generator made with Context.seed, and leave time and identity out of results",
-        )
-        for what, text in first.items()
-        if second.get(what) != text
-    ]
-    return differing or [Check("determinism", "ok", f"the same twice: {', '.join(first)}")]

@@ -51,6 +51,8 @@ RECONNECTS = 2
 _UNKNOWN = "whether it did what was asked is not known"
 _BACKOFF = 0.05
 _LONGEST_BACKOFF = 5.0
+_drawn = random.SystemRandom().random
+"""For pauses: what an application draws from, which may be seeded, goes on as if nobody had been asked again."""
 
 C = TypeVar("C", bound=Connection)
 _trusted: dict[tuple[str, int], ssl.SSLContext] = {}
@@ -105,7 +107,7 @@ async def request(
             pause = None
         attempt += 1
         if pause is None:
-            pause = min(_BACKOFF * 2 ** min(attempt, 10), _LONGEST_BACKOFF) * (0.5 + random.random())  # noqa: S311
+            pause = min(_BACKOFF * 2 ** min(attempt, 10), _LONGEST_BACKOFF) * (0.5 + _drawn())
         await asyncio.sleep(pause)
 
 
@@ -178,7 +180,7 @@ def _retry_after(response: Response) -> float | None:
         pause = float(response.headers[b"retry-after"])
     except (KeyError, ValueError):
         return None
-    return min(pause, 60.0) * (1 + 0.25 * random.random()) if pause >= 0 else None  # noqa: S311
+    return min(pause, 60.0) * (1 + 0.25 * _drawn()) if pause >= 0 else None
 
 
 class _Pool:

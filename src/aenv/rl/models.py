@@ -28,7 +28,7 @@ _drawn = random.SystemRandom().uniform
 _SHOWN = 300
 
 
-class _Function(Struct):
+class _Function(Struct, frozen=True):
     name: str = ""
     arguments: str = ""
 
@@ -118,8 +118,7 @@ class OpenAIAgent:
         while True:
             env.go_on()
             begun = time.monotonic()
-            with env.doing("model"):
-                answer = await self._ask(env, tools)
+            answer = await self._heard(env, tools)
             choice = answer.choices[0]
             message = choice.message
             await env.say(
@@ -135,6 +134,15 @@ class OpenAIAgent:
                 return message.content or ""
             for call in message.tool_calls:
                 env.hear({"role": "tool", "tool_call_id": call.id, "content": await _called(env, call)})
+
+    async def _heard(self, env: Episode, tools: list[dict[str, Any]]) -> _Completion:
+        """The next answer. Without one there is no episode, whatever a program around this agent catches."""
+        try:
+            with env.doing("model"):
+                return await self._ask(env, tools)
+        except ModelError as exc:
+            env.fail(exc, "model")
+            raise
 
     async def _ask(self, env: Episode, tools: list[dict[str, Any]]) -> _Completion:
         body: dict[str, Any] = {"model": self.model, "messages": env.messages, **self.parameters}

@@ -261,13 +261,18 @@ class Attempt:
             error = AgentError("the agent went on after its end") if episode.broken is None else episode.broken.error
         except AEnvError as exc:
             error = AgentError(f"ToolError: {exc.message}") if isinstance(exc, ToolError) else exc
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            error = AgentError("it waited for something that was cancelled, and nobody had cancelled the episode")
         except Exception as exc:
             log.info("the agent failed", exc_info=exc)
             error = AgentError(_told(exc))
         finally:
             self._seconds[phase] = time.monotonic() - begun
         if error is not None or episode.broken is not None:
-            self.outcome = episode.failed(error or EpisodeError("it failed"))
+            own = phase if isinstance(error, AgentError) else None  # and not what the agent had done before it raised
+            self.outcome = episode.failed(error or EpisodeError("it failed"), own)
 
     async def _reset(self) -> None:
         episode, known = self.episode, self._plan.facts.no_reset
@@ -288,6 +293,8 @@ class Attempt:
                 self._hurry()
                 async with asyncio.timeout(rules.turn_timeout) as episode.patience:
                     await self._act()
+            if self._time_over() is not None:  # and the agent caught what was to end it
+                raise TimeoutError
         except TimeoutError as exc:
             error = self._time_over()
             if error is None:
@@ -306,7 +313,13 @@ class Attempt:
         playing = self._plan.agent(self.episode, self._draw.task)
         if not inspect.isawaitable(playing):
             raise AgentError(f"{self._plan.agent_name} is not async", hint="write it as 'async def agent(env, task)'")
-        answer = await playing
+        try:
+            answer = await playing
+        except BaseExceptionGroup as failures:  # of an agent that does several things at a time
+            over, others = failures.split(Over)
+            if over is None or (others is not None and not isinstance(others, Exception)):
+                raise
+            raise others or Over from None
         try:
             self._answer = msgspec.json.decode(to_json(answer))
         except NOT_JSON:
@@ -353,6 +366,12 @@ class Attempt:
         inside = {"model": episode.model_seconds, "tool": episode.tool_seconds}
         found = {**self._seconds, **inside, "total": time.monotonic() - self._began}
         return {name: round(seconds, 6) for name, seconds in found.items()}
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody wants what runs here to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _named(agent: object) -> str:

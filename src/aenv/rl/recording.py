@@ -16,8 +16,18 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 import msgspec
 
 from aenv.client.environment import Environment
-from aenv.errors import AEnvError, AuthorError, Conflict, Forbidden, Invalid, NotFound, ToolError, Unsupported
-from aenv.models import ToolResult, to_json
+from aenv.errors import (
+    AEnvError,
+    AgentError,
+    AuthorError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    ToolError,
+    Unsupported,
+)
+from aenv.models import NOT_JSON, ToolResult, to_json
 from aenv.rl import rewards
 from aenv.rl.rules import Rules
 from aenv.rl.tasks import Task
@@ -93,6 +103,15 @@ class Episode(Environment):
         self._at: Phase = "agent"
         """What the agent does at the moment, or did when it was cut short."""
 
+    async def initialize(self) -> bool:
+        """Once. An instance that was given back is not replaced by another, in which nobody has played."""
+        if self._sandbox is None and self.phase != "create":
+            hint = "the rollout gives it back itself: an agent neither releases it nor uses it in 'async with'"
+            error = AgentError("the episode's instance was given back before its end", hint=hint)
+            self.note(error)
+            raise error
+        return await super().initialize()
+
     # What an agent tells
 
     @property
@@ -102,7 +121,7 @@ class Episode(Environment):
 
     def hear(self, *messages: Mapping[str, Any]) -> None:
         """Messages that the model is given: of the system, the user, or a tool."""
-        self.messages += [dict(message) for message in messages]
+        self.messages += [_message(message) for message in messages]
 
     async def say(
         self,
@@ -116,9 +135,10 @@ class Episode(Environment):
         tokens: Tokens | None = None,
     ) -> None:
         """What the model said, which begins a turn; with what is known of how it came to that."""
+        said = _message(message)
         await self._turn()
         self._spoken = True
-        self.messages.append(dict(message))
+        self.messages.append(said)
         self.model_seconds += seconds
         self.turns[-1].generation = Generation(
             message=len(self.messages) - 1,
@@ -197,10 +217,14 @@ class Episode(Environment):
         """Take the rewards of the turn that is over."""
         if not self.turns or self.turns[-1].rewards:
             return
-        for reward in self.rules.taken:
-            if reward.every_turn:
-                turn = self.turns[-1]
-                turn.rewards[reward.key] = await rewards.of_turn(reward, turn, self, self.task.reward)
+        turn = self.turns[-1]
+        try:
+            taken = [reward for reward in self.rules.taken if reward.every_turn]
+            found = {reward.key: await rewards.of_turn(reward, turn, self, self.task.reward) for reward in taken}
+        except AEnvError as exc:  # whatever the agent does with it: a sum with a part missing is no reward
+            self.fail(exc, "reward")
+            raise
+        turn.rewards.update(found)
 
     async def _turn(self) -> None:
         await self.close_turn()
@@ -222,8 +246,13 @@ class Episode(Environment):
 
     def note(self, error: AEnvError) -> None:
         """Remember the first failure that leaves no episode to go on with."""
-        if self.broken is None and not isinstance(error, MISTAKES):
-            self.broken = Broken(error, self.stage, len(self.turns) - 1 if self.turns else None)
+        if not isinstance(error, MISTAKES):
+            self.fail(error, self.stage)
+
+    def fail(self, error: AEnvError, phase: Phase) -> None:
+        """There is no episode to go on with, whatever kind of error it is."""
+        if self.broken is None:
+            self.broken = Broken(error, phase, len(self.turns) - 1 if self.turns else None)
 
     def failed(self, error: AEnvError, phase: Phase | None = None) -> Failed:
         """The outcome of an episode that ended with that error, or with the failure that came before it."""
@@ -235,6 +264,15 @@ def digest(tools: Sequence[Mapping[str, Any]]) -> str:
     """sha256 over what tools say of themselves, whatever their order."""
     said = sorted((tool["name"], tool.get("description") or "", tool["inputSchema"]) for tool in tools)
     return f"sha256:{hashlib.sha256(msgspec.json.encode(said, order='deterministic')).hexdigest()}"
+
+
+def _message(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as it is now, and as a file keeps it."""
+    try:
+        found: dict[str, Any] = msgspec.json.decode(to_json(dict(given)))
+    except NOT_JSON as exc:
+        raise Invalid(f"a message cannot be kept: {exc}", hint="a message holds what JSON can carry") from exc
+    return found
 
 
 def _kept(arguments: Mapping[str, Any] | None) -> dict[str, Any]:

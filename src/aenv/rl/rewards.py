@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,6 +43,11 @@ class Reward:
     def key(self) -> str:
         """Its name among the components."""
         return self.name or getattr(self.function, "__name__", "reward")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it takes more than the environment and the task."""
+        return self.function is not None or bool(self.arguments)
 
 
 Rewards = str | Reward | Function | Mapping[str, float] | Iterable["str | Reward | Function"] | None
@@ -92,10 +98,14 @@ async def score(trajectory: Trajectory, rewards: Sequence[Reward], env: Asked | 
         else:
             found = await asked(reward, env, trajectory.task.reward)
         components[reward.key] = found
-    return Scored(score=math.fsum(found.score * found.weight for found in components.values()), components=components)
+    try:
+        total = math.fsum(found.score * found.weight for found in components.values())
+        return Scored(score=total, components=components)
+    except (ValueError, OverflowError) as exc:
+        raise AuthorError(f"the rewards add up to no finite number: {exc}") from exc
 
 
-async def of_turn(reward: Reward, turn: Turn, env: Asked, arguments: Mapping[str, Any]) -> Component:
+async def of_turn(reward: Reward, turn: Turn, env: Asked | None, arguments: Mapping[str, Any]) -> Component:
     """What a reward gives for one turn."""
     if reward.function is not None:
         return component(reward, await _worked_out(reward, turn))
@@ -112,7 +122,10 @@ async def asked(reward: Reward, env: Asked | None, arguments: Mapping[str, Any])
 
 def _summed(reward: Reward, turns: Sequence[Turn]) -> Component:
     found = [turn.rewards[reward.key].score for turn in turns if reward.key in turn.rewards]
-    return Component(score=math.fsum(found), weight=reward.weight)
+    try:
+        return Component(score=math.fsum(found), weight=reward.weight)
+    except (ValueError, OverflowError) as exc:
+        raise AuthorError(f"reward {reward.key}() adds up to no finite number: {exc}") from exc
 
 
 async def _worked_out(reward: Reward, given: Trajectory | Turn) -> Any:
@@ -129,8 +142,9 @@ async def _worked_out(reward: Reward, given: Trajectory | Turn) -> Any:
 def component(reward: Reward, value: Any) -> Component:
     """What a reward gave, as a component; anything that has no finite number is the author's failure."""
     found: Any = value.get("score") if isinstance(value, Mapping) else value
-    if hasattr(found, "item") and getattr(found, "size", 1) == 1:  # of NumPy or torch
-        found = found.item()
+    if hasattr(found, "item"):  # of NumPy or torch
+        with suppress(TypeError, ValueError, RuntimeError):  # more than one number is none
+            found = found.item()
     try:
         details = msgspec.json.decode(to_json(value)) if isinstance(value, Mapping) else None
         return Component(score=found, weight=reward.weight, details=details)

@@ -126,6 +126,11 @@ class Provenance(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """sha256 over names, descriptions and schemas of all tools."""
     agent: str = ""
     instance: str = ""
+    reset: bool = False
+    """Whether the environment was reset before the agent began."""
+    local_rewards: list[str] = []
+    """Rewards that take more than the environment and the task: worked out by functions of the trainer's program, or
+    with arguments that it gave. A replay does not take them again."""
     versions: dict[str, str] = {}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from aenv import config, project
 from aenv.project import Project
-from aenv.runtime import loader, tokens
+from aenv.runtime import loader, seeds, tokens
 from aenv.runtime.access import Guard
 from aenv.runtime.app import App
 from aenv.runtime.context import Instance
@@ -85,6 +85,7 @@ class Prepared:
             if not given.get("warm"):
                 say({"phase": "import"})
                 self._found = project.read(Path.cwd(), config_required=False)
+                seeds.plant(given["seed"])
                 self._loaded = loader.load(self._found)
                 self._app = self._made(self._found, self._loaded)
 
@@ -128,6 +129,7 @@ class Prepared:
         self._take(given)
         if self._loaded is None:
             self._found = project.read(Path.cwd(), config_required=False)
+            seeds.plant(told.seed)
             self._loaded = loader.load(self._found)
             self._app.load(self._found, self._loaded)
         self._describe(given)
@@ -158,5 +160,6 @@ class Prepared:
             seed=given["seed"],
             working_directory=Path.cwd(),
         )
+        seeds.plant(given["seed"])  # whatever was drawn by then: an import that all share draws nothing of it
         if given["secrets"]:
             self._app.service.hidden = Hidden.of(given["secrets"], given["environment_variables"])

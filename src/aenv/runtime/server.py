@@ -19,7 +19,7 @@ from typing import NamedTuple
 from aenv import config, project
 from aenv.errors import AEnvError, Conflict, Invalid, InvalidConfig
 from aenv.project import Project
-from aenv.runtime import loader, outlet, tokens
+from aenv.runtime import loader, outlet, seeds, tokens
 from aenv.runtime.access import Guard, is_loopback
 from aenv.runtime.answers import ENDING
 from aenv.runtime.app import App
@@ -102,7 +102,12 @@ def _run(
     instance = _instance(found, arguments, _seed())
     warm = config.get("warm")
     early = import_early(found) if warm else None
-    loaded = loader.load(found) if early is None else early.loaded or loader.Loaded(())
+    if early is None:
+        seeds.plant(instance.seed)
+        loaded = loader.load(found)
+        seeds.plant(instance.seed)
+    else:
+        loaded = early.loaded or loader.Loaded(())
     owner_digest, made = _credentials(open_access or loopback)
     guard = Guard(
         tokens.Gate(owner_digest, config.get("engine_token_sha256")),
@@ -152,7 +157,9 @@ def _become(told: Told, found: Project, app: App, is_early: bool) -> None:
     if told.secrets:
         app.service.hidden = Hidden.of(told.secrets, told.environment_variables)
     if not is_early:
+        seeds.plant(told.seed)
         app.load(found, loader.load(found))
+    seeds.plant(told.seed)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

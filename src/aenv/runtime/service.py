@@ -21,7 +21,7 @@ from aenv.errors import (
 )
 from aenv.models import ExecResult, ToolResult
 from aenv.project import Project
-from aenv.runtime import commands
+from aenv.runtime import commands, seeds
 from aenv.runtime.commands import Command
 from aenv.runtime.content import plain, tool_result
 from aenv.runtime.context import Context, Instance, Notify, silent
@@ -148,6 +148,7 @@ class Service:
         if function is None:
             raise Unsupported("this environment cannot be reset", hint="register one with @register_reset")
         self.instance = self.instance._replace(seed=seed)
+        seeds.plant(seed)
         takes_seed = "seed" in function.arguments.schema["properties"]
         with Noted(self.history, "reset", function.name, {"seed": seed}):
             value = await run_hook(function, self.context(function.name), {"seed": seed} if takes_seed else {})
