@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 NAME ?= 01-hello
 BASE ?= python:3.12-slim
 SOAK_SECONDS ?= 600
+SOAK_EPISODES ?= 5000
 PODS ?= 10000
 
 .DEFAULT_GOAL := help
@@ -73,10 +74,11 @@ docs: $(VENV)/dev.stamp  ## write the generated parts of docs/reference
 serve: $(VENV)/package.stamp  ## serve the example on port 8081
 	@$(BIN)/aenv run --work-dir examples/$(NAME) --quiet
 
-soak: $(VENV)/dev.stamp  ## ten minutes each of everything against two servers on one Redis: processes, Docker, Kubernetes (SOAK_SECONDS)
+soak: $(VENV)/dev.stamp  ## ten minutes each of everything: processes, Docker, Kubernetes (SOAK_SECONDS); and rollouts under kills (SOAK_EPISODES)
 	@$(BIN)/python -m benchmarks.soak platform --seconds $(SOAK_SECONDS)
 	@$(BIN)/python -m benchmarks.soak docker --seconds $(SOAK_SECONDS)
 	@$(BIN)/python -m benchmarks.soak kubernetes --seconds $(SOAK_SECONDS)
+	@$(BIN)/python -m benchmarks.soak rollouts --episodes $(SOAK_EPISODES)
 
 clean:  ## forget the virtual environment and the caches
 	@rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache

@@ -172,6 +172,15 @@ UnrecoverableEnvironmentError = SandboxLost
 ToolTimeoutError = CallTimeout
 
 
+_LOSSES = {"out of memory": OutOfMemory, "its time to live": Expired}
+"""What the reasons of engines begin with, where the kind of loss matters."""
+
+
+def loss(reason: str) -> type[SandboxLost]:
+    """The kind of error for a sandbox that ended for that reason, in its engine's words."""
+    return next((kind for words, kind in _LOSSES.items() if reason.startswith(words)), SandboxLost)
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The name that was probably meant, whatever its case."""
     from difflib import get_close_matches

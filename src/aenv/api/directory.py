@@ -12,7 +12,7 @@ from aenv.api.gateway.places import Place
 from aenv.api.instances import Instances
 from aenv.api.records import InstanceRecord
 from aenv.auth.callers import Caller
-from aenv.errors import AEnvError, NetworkError, OutOfMemory, SandboxLost, StartFailed
+from aenv.errors import AEnvError, NetworkError, StartFailed, loss
 from aenv.models import State
 
 _FRESH = 5.0
@@ -99,7 +99,6 @@ def _failure(record: InstanceRecord) -> AEnvError:
     if record.over:
         if record.status is State.FAILED and not record.ran:
             return StartFailed(f"{id} did not start: {reason}")
-        kind = OutOfMemory if reason.startswith("out of memory") else SandboxLost
-        return kind(f"{id} is gone: {reason}")
+        return loss(reason)(f"{id} is gone: {reason}")
     why = f": {reason}" if reason else ""
     return NetworkError(f"{id} does not run yet{why}", hint="ask again when it is Running")

@@ -291,13 +291,12 @@ def _show(report: Mapping[str, Any], run: Run) -> None:
     shown |= {"turns": report["turns"], "begun anew": report["retried"], "seconds": f"{report['wall']:.1f}"}
     show_record({**shown, "trajectories": run.folder / "trajectories.jsonl", "page": run.folder / PAGE}, "table")
     if report["failed"]:
-        first: dict[tuple[str, str], Failed] = {}
+        found: dict[tuple[str, str], list[Failed]] = {}
         for trajectory in run.trajectories():
             if (failed := trajectory.failure) is not None:
-                first.setdefault((failed.kind, failed.phase), failed)
+                found.setdefault((failed.kind, failed.phase), []).append(failed)
         click.echo()
-        counts = report["failures"]
-        rows = [[kind, phase, counts[kind], failed.reason[:160]] for (kind, phase), failed in sorted(first.items())]
+        rows = [[kind, phase, len(all), all[0].reason[:160]] for (kind, phase), all in sorted(found.items())]
         show_table(["failed", "during", "episodes", "for example"], rows)
         if report["scored"]:
             label("warning", f"{report['failed']} episodes have no score: leave them out, they are no zeros")

@@ -25,14 +25,13 @@ from aenv.errors import (
     AEnvError,
     CallTimeout,
     Conflict,
-    Expired,
     Invalid,
     NetworkError,
     NotFound,
-    OutOfMemory,
     SandboxLost,
     StartFailed,
     Unsupported,
+    loss,
 )
 from aenv.models import NOT_JSON, EnvRef, ExecResult, Sandbox, SandboxSpec, ToolResult, parse_duration, to_json
 from aenv.runtime import registry
@@ -53,8 +52,6 @@ NEWS = 2.0
 """Seconds in which an engine hears of the end of a sandbox that does not answer."""
 ASKING = 5.0
 """Seconds that whoever made the sandbox gets to say why it is gone."""
-_LOST = {"out of memory": OutOfMemory, "its time to live": Expired}
-"""What engines' reasons begin with, where the kind of loss matters."""
 
 
 class Environment:
@@ -504,8 +501,8 @@ class Environment:
         except NetworkError as exc:
             failed = exc
         if reason := await self._reason(sandbox, 0.0 if isinstance(failed, CallTimeout) else NEWS):
-            kind = next((kind for words, kind in _LOST.items() if reason.startswith(words)), SandboxLost)
-            raise kind(f"the sandbox is gone: {reason}") from (failed if isinstance(failed, AEnvError) else None)
+            cause = failed if isinstance(failed, AEnvError) else None
+            raise loss(reason)(f"the sandbox is gone: {reason}") from cause
         if isinstance(failed, AEnvError):
             raise failed
         return failed  # the sandbox itself says what is wrong, and nobody knows better

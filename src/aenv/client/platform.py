@@ -29,6 +29,8 @@ those of a start, to say by itself why it failed."""
 DEPARTURE = 15.0
 """Seconds that giving an instance back may take; after that, its lease ends it."""
 _POLL = 0.1
+_AT_ONCE = 16
+"""Instances that are ended at the same time."""
 _MEETING = 2.0
 """Seconds that a sandbox on this machine may take to say which it is."""
 
@@ -93,14 +95,20 @@ class Platform:
     async def end_all(self, labels: Mapping[str, str]) -> int:
         """End every instance with these labels; how many there were. For what a killed program left: its leases would
         end it, too, but later."""
-        ended = 0
+        ended: set[str] = set()
+        turn = asyncio.Semaphore(_AT_ONCE)
+
+        async def end(id: str) -> None:
+            async with turn:
+                await self._api.delete(id)
+
         while True:
             found, _ = await self._api.list(labels=labels, status=[State.PENDING, State.CREATING, State.RUNNING])
-            for instance in found:
-                await self._api.delete(instance.id)
-            ended += len(found)
-            if not found:
-                return ended
+            ids = {instance.id for instance in found} - ended
+            if not ids:
+                return len(ended)
+            await asyncio.gather(*map(end, ids))
+            ended |= ids
 
     @asynccontextmanager
     async def _served(self, id: str, spec: SandboxSpec) -> AsyncIterator[Sandbox]:

@@ -6,7 +6,7 @@ from aenv.api.gateway.failures import Busy
 from aenv.api.gateway.places import Place
 from aenv.auth.callers import Caller
 from aenv.engines.base import Engine
-from aenv.errors import AEnvError, NotFound, OutOfMemory, SandboxLost, Unauthorized
+from aenv.errors import AEnvError, NotFound, SandboxLost, Unauthorized, loss
 from aenv.models import Sandbox, State
 
 _MOST = 10_000
@@ -50,6 +50,5 @@ class EngineDirectory:
 def _failure(found: Sandbox) -> AEnvError:
     """Why a sandbox cannot be reached."""
     if found.state.over:
-        kind = OutOfMemory if found.reason.startswith("out of memory") else SandboxLost
-        return kind(f"{found.id} is gone: {found.reason or found.state.lower()}")
+        return loss(found.reason)(f"{found.id} is gone: {found.reason or found.state.lower()}")
     return Busy(f"{found.id} does not run yet", hint="ask again when it is Running")

@@ -41,7 +41,7 @@ def parse(line: bytes | str, where: str = "the line") -> Trajectory:
     try:
         raw = msgspec.json.decode(line)
         schema = raw.get("schema") if isinstance(raw, dict) else None
-        while schema != SCHEMA and schema in MIGRATIONS:
+        while isinstance(schema, str) and schema != SCHEMA and schema in MIGRATIONS:
             raw = MIGRATIONS[schema](raw)
             schema = raw["schema"]
         if schema == SCHEMA:

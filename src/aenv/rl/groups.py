@@ -79,7 +79,7 @@ class Tally:
         self.endings: Counter[str] = Counter()
         self.components: dict[str, list[float]] = {}
         self.seconds: Counter[str] = Counter()
-        self._sum = self._squares = 0.0
+        self._sum = self._middle = self._spread = 0.0
         self.least, self.most = math.inf, -math.inf
         for trajectory in trajectories:
             self.add(trajectory)
@@ -98,7 +98,9 @@ class Tally:
         self.scored += 1
         self.endings[trajectory.ended] += 1
         self._sum += reward
-        self._squares += reward * reward
+        apart = reward - self._middle  # by Welford: sums of squares would cancel each other where rewards are large
+        self._middle += apart / self.scored
+        self._spread += apart * (reward - self._middle)
         self.least, self.most = min(self.least, reward), max(self.most, reward)
         for name, score in trajectory.components.items():
             total = self.components.setdefault(name, [0.0, 0.0])
@@ -118,7 +120,7 @@ class Tally:
     def deviation(self) -> float | None:
         if not self.scored:
             return None
-        return math.sqrt(max(self._squares / self.scored - (self._sum / self.scored) ** 2, 0.0))
+        return math.sqrt(max(self._spread, 0.0) / self.scored)
 
     def shown(self) -> dict[str, Any]:
         """For a report."""

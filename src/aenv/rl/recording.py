@@ -163,6 +163,7 @@ class Episode(Environment):
         """As in ``Environment``; ``id`` is what the model called it."""
         if self.broken is not None:
             raise Over
+        await self._ready()
         if not self._spoken:
             await self._turn()
         calls, place = self.turns[-1].calls, len(self.turns[-1].calls)

@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -63,7 +64,7 @@ class Run:
         """A new run in a folder, or, with ``resume``, the one that is there; ``again`` plays what failed once more."""
         about = _about(folder)
         if about is None:
-            if resume and (folder / TRAJECTORIES).exists():
+            if (folder / TRAJECTORIES).exists():  # of whom, nobody knows: they are no part of this run
                 raise Invalid(f"{folder} has trajectories and no {ABOUT}, so it cannot be gone on with")
             return cls(folder, _new(folder, asked), resumed=False, again=again)
         if not resume:
@@ -108,15 +109,19 @@ class Run:
 
     def _forget_failed(self) -> None:
         """Leave out what failed, in one step: whatever happens meanwhile, the file is whole."""
-        kept = self.folder / f".{TRAJECTORIES}.new"
-        kept.unlink(missing_ok=True)
-        with Writer(kept) as writer:
+        path = self._writer.path
+        new = path.with_name(f".{path.name}.new")
+        new.unlink(missing_ok=True)
+        with ExitStack() as stack:
+            kept = stack.enter_context(Writer(new))
             for trajectory in self.trajectories():
                 if trajectory.ok:
-                    writer.write(trajectory)
-        kept.replace(self.folder / TRAJECTORIES)
-        self._writer.__exit__(None, None, None)
-        self._writer.__enter__()
+                    kept.write(trajectory)
+            new.replace(path)
+            stack.pop_all()
+        before, self._writer = self._writer, kept
+        kept.path = path
+        before.__exit__(None, None, None)
 
 
 def tasks_digest(tasks: list[Task]) -> str:

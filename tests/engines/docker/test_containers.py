@@ -206,8 +206,9 @@ def test_how_it_ended():
     assert code.told(2**20, "last\nwords") == "it ended with exit code 3; it printed last:\nlast\nwords"
     assert code.told(2**20, " ") == "it ended with exit code 3, and printed nothing"
     memory = containers.ended(state(ExitCode=137, OOMKilled=True))
-    assert memory.told(128 * 2**20, "") == "it took more memory than the 128 MiB it may have, and printed nothing"
-    assert "more memory than the 128 MiB" in containers.ended(state(ExitCode=137)).told(128 * 2**20, "")
+    much = "out of memory: it took more than the 128 MiB it may have"
+    assert memory.told(128 * 2**20, "") == f"{much}, and printed nothing"
+    assert much in containers.ended(state(ExitCode=137)).told(128 * 2**20, "")
     assert containers.ended(state(ExitCode=139)).told(0, "").startswith("signal 11 ended it")
     assert "(no such device)" in containers.ended(state(ExitCode=128, Error="no such device")).told(0, "")
 

@@ -12,7 +12,7 @@ from aenv.engines.kubernetes.manifests import ENDED, EXPIRES, FACTS, Facts
 from aenv.engines.kubernetes.pods import Pod
 
 KNOWN = Facts(id="one", env="probe@1.0.0", created_at=1.0, memory=(256 * 1024**2, 768 * 1024**2))
-TOO_MUCH = "took more memory than the 256 MiB it may have"
+TOO_MUCH = "out of memory: it took more than the 256 MiB it may have"
 
 
 def pod(
@@ -81,9 +81,9 @@ def test_one_that_ended_well() -> None:
     ("state", "words"),
     [
         (ended(3), "it ended with exit code 3"),
-        (ended(137, "OOMKilled"), f"it {TOO_MUCH}"),
-        (ended(1, "OOMKilled"), f"it {TOO_MUCH}"),  # a child of it was killed, and it ended for that
-        (ended(137), f"signal 9 ended it: somebody's, or it {TOO_MUCH}"),
+        (ended(137, "OOMKilled"), TOO_MUCH),
+        (ended(1, "OOMKilled"), TOO_MUCH),  # a child of it was killed, and it ended for that
+        (ended(137), f"signal 9 ended it: somebody's, or {TOO_MUCH}"),
         (ended(139), "signal 11 ended it"),
         (ended(0, signal=15), "signal 15 ended it"),
         (
@@ -122,7 +122,7 @@ def test_the_second_container_ended() -> None:
     assert found.over
     assert why(found) == "the second container ended with exit code 2"
     assert why(pod(main=RUNNING, second=ended(137, "OOMKilled"))).startswith(
-        "the second container took more memory than the 768 MiB"
+        "out of memory: the second container took more than the 768 MiB"
     )
 
 

@@ -322,11 +322,11 @@ class Ended(NamedTuple):
 
     def told(self, memory: int, words: str, who: str = "it") -> str:
         """Why, in words for a person. ``words`` is what it printed last."""
-        much = f"took more memory than the {memory / 1024**2:g} MiB it may have"
+        much = f"took more than the {memory / 1024**2:g} MiB it may have"
         if self.out_of_memory:
-            how = f"{who} {much}"
+            how = f"out of memory: {who} {much}"
         elif self.code == _KILLED:  # not every daemon hears of it when memory ran out
-            how = f"signal 9 ended {who}: somebody's, or it {much}"
+            how = f"signal 9 ended {who}: somebody's, or out of memory: it {much}"
         elif self.code > _SIGNALS:
             how = f"signal {self.code - _SIGNALS} ended {who}"
         else:

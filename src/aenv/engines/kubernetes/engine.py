@@ -373,6 +373,9 @@ class KubernetesEngine(InsideEngine):
             if live is not None and not live.state.over and not live.is_starting:
                 live.end(State.TERMINATED, reason, ground.cluster.now())
             await self.delete(id)
+            if live is not None and reason == _EXPIRED:  # whoever calls it next is told why it is gone
+                live.deleting = None
+                self._live[id] = live
         finally:
             self._ending.discard(id)
 

@@ -274,12 +274,12 @@ def _others_failed(pod: Pod, name: str) -> bool:
 
 
 def _told(end: Terminated, name: str, memory: int) -> str:
-    who, much = WHO[name], f"took more memory than the {memory / 1024**2:g} MiB it may have"
+    who, much = WHO[name], f"took more than the {memory / 1024**2:g} MiB it may have"
     if end.reason == "OOMKilled":
-        return f"{who} {much}"
+        return f"out of memory: {who} {much}"
     number = end.signal or (end.exit_code - _SIGNALS if end.exit_code > _SIGNALS else 0)
     if number == _KILLED - _SIGNALS:
-        return f"signal 9 ended {who}: somebody's, or it {much}"
+        return f"signal 9 ended {who}: somebody's, or out of memory: it {much}"
     if number:
         return f"signal {number} ended {who}"
     said = f" ({end.message})" if end.message and end.reason not in ("Error", "Completed") else ""
