@@ -35,6 +35,18 @@ def deploy(**values):
 # Reading
 
 
+def test_a_project_is_read_as_it_is_now_whatever_was_read_before(root):
+    before = project.read(put(root, deploy(cpu="2", environmentVariables={"A": "1"})))
+    before.config["deployConfig"]["environmentVariables"]["A"] = "changed by its reader"
+    again = project.read(root)
+    assert again.environment_variables == {"A": "1"}
+    assert project.read(put(root, deploy(cpu="3"))).value("deployConfig.cpu") == "3"
+    for _ in range(2):
+        with pytest.raises(InvalidConfig):
+            project.read(put(root, "{"))
+    assert project.read(put(root, deploy(cpu="2"))).value("deployConfig.cpu") == "2"
+
+
 def test_a_minimal_project_has_the_defaults(root):
     found = project.read(put(root, MINIMAL))
     assert (found.root, found.name, found.version, found.source) == (root, "demo", "1.2.3", root)
