@@ -22,7 +22,7 @@ EPISODES = 1000
 TURNS = 10
 ALONE, ALONE_AT_ONCE = 4, 2
 """Episodes of the peer with a server process each, and how many at a time: one for each core."""
-MOST, MOST_ALONE, MOST_TURN, MOST_GROWTH = 1.0, 1 / 20, 1.0, 1.25
+MOST_ALONE, MOST_TURN, MOST_GROWTH = 1 / 20, 1.0, 1.25
 _NAME = f"{EPISODES:,} episodes at once"
 
 
@@ -48,8 +48,8 @@ def episodes(effort: Effort) -> list[Line]:
         before.check(trainer)
     alone = [_alone() for _ in range(1 if effort.quick else 3)]
     return [
-        _rate(_NAME, mine, "OpenEnv", theirs, MOST),
-        _rate(f"{_NAME} (tuned)", mine, "OpenEnv, tuned", best, None),
+        _rate(_NAME, mine, "OpenEnv", theirs),
+        _rate(f"{_NAME} (tuned)", mine, "OpenEnv, tuned", best),
         _rate(f"{_NAME} (a process each)", [median(mine)] * len(alone), "OpenEnv, a process each", alone, MOST_ALONE),
         Line(f"{_NAME}, memory", "MB", memory[-1], "the first", memory[0], memory[-1] / memory[0], MOST_GROWTH),
     ]
@@ -72,7 +72,7 @@ def overhead(effort: Effort) -> list[Line]:
     ]
 
 
-def _rate(name: str, ours: list[float], against: str, other: list[float], limit: float | None) -> Line:
+def _rate(name: str, ours: list[float], against: str, other: list[float], limit: float | None = None) -> Line:
     """A line of episodes a second, from seconds an episode."""
     ratio = median(mine / theirs for mine, theirs in zip(ours, other, strict=True))
     return Line(name, "a second", 1 / median(ours), against, 1 / median(other), ratio, limit)

@@ -29,7 +29,7 @@ from aenv import (
     attach,
 )
 from aenv.client.provision import _sandbox_url
-from aenv.errors import OutOfMemory
+from aenv.errors import Expired, OutOfMemory
 from aenv.models import ExecResult
 from aenv.models import Sandbox as Address
 from tests.support import FIXTURES, Sandbox, sandbox
@@ -638,7 +638,7 @@ async def test_an_attached_sandbox_is_not_ours_to_control(lab: Sandbox) -> None:
     ("why", "kind", "words"),
     [
         ("out of memory (limit 512Mi)", OutOfMemory, "gone: out of memory \\(limit 512Mi\\)"),
-        ("its time to live is over", SandboxLost, "gone: its time to live is over"),
+        ("its time to live is over", Expired, "gone: its time to live is over"),
         ("", SandboxLost, "gone: cannot connect"),
     ],
 )
