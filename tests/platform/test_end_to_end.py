@@ -236,10 +236,11 @@ def test_time_that_is_over_ends_an_instance(served: Platform, desk: str):
         found: dict[str, str] = served.ask("GET", f"/env-instance/{id}").data
         return found if found["status"] == "Terminated" else {}
 
-    for each, why in ((made, "over"), (shortened, "over"), (left, "heard of")):
+    lost = ((made, "over", "expired"), (shortened, "over", "expired"), (left, "heard of", "sandbox_lost"))
+    for each, why, code in lost:
         assert why in eventually("its end", lambda it=each["id"]: over(it))["reason"]
         gone = served.call(each["id"], "POST", "/tools/look", {})
-        assert (gone.status, gone.json["code"]) == (502, "sandbox_lost")
+        assert (gone.status, gone.json["code"]) == (502, code)
     assert served.call(kept["id"], "POST", "/tools/look", {}).status == 200
     assert served.ask("POST", f"/env-instance/{kept['id']}/renew").data["lease_expires_at"]
 
