@@ -53,6 +53,7 @@ def trajectory(**given: Any) -> Trajectory:
         "env": "mini-terminal",
         "task": Task(id="list-files", instruction="List the files.", reward={"answer": GOLD}),
         "outcome": Scored(score=1.0),
+        "ended": "done",
         "turns": [Turn(calls=[call])],
     }
     return Trajectory(**{**usual, **given})
@@ -118,6 +119,7 @@ def chat(
     if last:
         said({"role": "assistant", "content": last}, [])
     usual: dict[str, Any] = {
+        "ended": "done",
         "id": id,
         "env": "mini-terminal@1.0.0",
         "task": Task(id="task", instruction=instruction, system="You work in a terminal.", reward={"gold": GOLD}),
@@ -278,7 +280,7 @@ def hostile() -> Trajectory:
         observation={HOSTILE: [HOSTILE]},
         answer=HOSTILE,
         provenance=Provenance(env=HOSTILE, versions={HOSTILE: HOSTILE}),
-        lineage=Lineage(parent=HOSTILE, relation="forked", turn=1),
+        lineage=Lineage(parent=HOSTILE, relation=HOSTILE),
         seconds={HOSTILE: 1.0, "total": 2.0},
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aenv.errors import Invalid, NotFound, RateLimited, StartFailed
+from aenv.errors import Invalid, NetworkError, NotFound, RateLimited
 from aenv.models import Sandbox, SandboxSpec
 from aenv.rl import Episode, Rules, Stragglers, Task, Trajectory, rollouts
 from aenv.rl.batches import FIRST
@@ -59,9 +59,12 @@ async def test_groups_have_one_seed_and_samples_differ(plain_bench: Bench) -> No
     assert drawn(again) == drawn(found)
 
 
-async def test_without_a_seed_there_is_none(plain_bench: Bench) -> None:
-    (found,) = await all_of(rollouts(plain_bench.env(), idle, named("a")))
-    assert (found.seed, found.observation) == (None, {"seed": None})
+async def test_without_a_seed_one_is_drawn_for_every_group(plain_bench: Bench) -> None:
+    found = await all_of(rollouts(plain_bench.env(), idle, named("a", "b"), n=2))
+    seeds = {trajectory.group: trajectory.seed for trajectory in found}
+    assert seeds["a"] != seeds["b"]
+    assert None not in seeds.values()
+    assert all((one.seed, one.observation) == (seeds[one.group], {"seed": seeds[one.group]}) for one in found)
 
 
 async def test_groups_come_when_they_are_whole(plain_bench: Bench) -> None:
@@ -81,8 +84,10 @@ async def test_groups_come_when_they_are_whole(plain_bench: Bench) -> None:
 async def test_what_is_done_is_skipped(plain_bench: Bench) -> None:
     skip = {("a", 0), ("a", 2), ("b", 1)}
     async with rollouts(plain_bench.env(), idle, named("a", "b"), n=3, skip=skip) as run:
-        groups = {group.id: [trajectory.sample for trajectory in group] async for group in run.groups()}
-    assert groups == {"a": [1], "b": [0, 2]}
+        with pytest.raises(Invalid, match="members that it does not play"):
+            await anext(run.groups())
+        played = sorted([(trajectory.group, trajectory.sample) async for trajectory in run])
+    assert played == [("a", 1), ("b", 0), ("b", 2)]
 
 
 async def test_tasks_of_every_kind(plain_bench: Bench) -> None:
@@ -187,7 +192,7 @@ class Crowded(Bench):
             yield sandbox
 
 
-@pytest.mark.parametrize("kind", [RateLimited, StartFailed])
+@pytest.mark.parametrize("kind", [RateLimited, NetworkError])
 async def test_the_pace_shrinks_with_congestion_and_grows_back(plain_bench: Bench, kind: type[Exception]) -> None:
     crowded = Crowded(plain_bench)
     limits = []

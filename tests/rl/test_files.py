@@ -40,12 +40,21 @@ def test_a_last_line_that_was_torn_is_passed_over_and_then_mended(
 ) -> None:
     path = tmp_path_factory.mktemp("torn") / "t.jsonl"
     lines = [files.line_of(trajectory) for trajectory in some(3)]
-    last = lines[2][: min(cut, len(lines[2]) - 1)]
+    last = lines[2][: min(cut, len(lines[2]) - 2)]
     path.write_bytes(lines[0] + lines[1] + last)
     assert list(read(path)) == some(2)
     with Writer(path) as writer:
         writer.write(some(4)[3])
     assert list(read(path)) == [*some(2), some(4)[3]]
+
+
+def test_a_last_line_that_only_lacks_its_end_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b"\n".join(files.line_of(trajectory).strip() for trajectory in some(2)))
+    assert list(read(path)) == some(2)
+    with Writer(path) as writer:
+        writer.write(some(3)[2])
+    assert list(read(path)) == some(3)
 
 
 def test_a_torn_line_of_many_blocks_and_a_file_of_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,8 +203,11 @@ def test_older_lines_are_brought_up_step_by_step(monkeypatch: pytest.MonkeyPatch
 def test_no_file_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="there is no file"):
         list(read(tmp_path / "none"))
-    with pytest.raises(Invalid, match="is a directory"):
+    with pytest.raises(NotFound, match="there is no file .*trajectories.jsonl"):
         list(read(tmp_path))
+    with Writer(tmp_path / files.NAME) as writer:
+        writer.write(some(1)[0])
+    assert list(read(tmp_path)) == some(1)
 
 
 @given(trajectory=made.anything)

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from aenv import Environment
+from aenv import Environment, attach
 from aenv.errors import AEnvError, Invalid
-from aenv.rl import Episode, Failed, Reward, Rules, Scored, Task, Trajectory, Turn, files, rollout
+from aenv.rl import Episode, Failed, Reward, Rules, Scored, Task, Trajectory, Turn, files, rollout, rollouts
 from aenv.rl.playing import derived
 from tests.rl.bench import TURNS, Bench, idle, worker
 from tests.rl.proofs import has_no_number, is_scored
+from tests.support import Sandbox
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("rl-playing")]
 
@@ -46,19 +47,21 @@ async def test_an_agent_that_catches_everything_ends_with_its_turns(plain_bench:
 
 
 @pytest.mark.parametrize("how", ["gather", "group"])
-async def test_turns_are_used_up_by_several_calls_at_a_time(plain_bench: Bench, how: str) -> None:
+async def test_several_calls_at_a_time_are_one_turn(plain_bench: Bench, how: str) -> None:
     async def agent(env: Episode, task: Task) -> None:
-        if how == "gather":
-            await asyncio.gather(*(env.call_tool("work") for _ in range(5)))
-            return
-        async with asyncio.TaskGroup() as group:
-            for _ in range(5):
-                group.create_task(env.call_tool("work"))
+        for _ in range(3):
+            if how == "gather":
+                await asyncio.gather(*(env.call_tool("work") for _ in range(5)))
+                continue
+            async with asyncio.TaskGroup() as group:
+                for _ in range(5):
+                    group.create_task(env.call_tool("work"))
 
-    trajectory = await rollout(plain_bench.env(), agent, rules=Rules(max_turns=2))
-    assert isinstance(trajectory.outcome, Scored), trajectory.outcome
+    one = Reward(name="one", function=lambda turn: 1.0, every_turn=True)
+    trajectory = await rollout(plain_bench.env(), agent, rules=Rules(max_turns=2, rewards=[one]))
     assert trajectory.ended == "max_turns"
-    assert len(trajectory.turns) == 2
+    assert [len(turn.calls) for turn in trajectory.turns] == [5, 5]
+    assert trajectory.reward == 2.0
     await plain_bench.empty()
 
 
@@ -427,3 +430,74 @@ async def test_two_at_a_time_of_one_template(plain_bench: Bench) -> None:
     assert len({trajectory.provenance.instance for trajectory in found}) == 3
     assert env.instance_id is None
     assert isinstance(env, Environment)
+
+
+# Agents that catch everything
+
+
+async def test_an_agent_that_catches_its_cancellation_is_not_scored(plain_bench: Bench) -> None:
+    begun = asyncio.Event()
+
+    async def agent(env: Episode, task: Task) -> str:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        except BaseException:
+            return "went on"
+        return "done"
+
+    playing = asyncio.create_task(rollout(plain_bench.env(), agent))
+    await begun.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    await plain_bench.empty()
+
+
+async def test_an_agent_that_tries_again_for_ever_lets_others_live(plain_bench: Bench) -> None:
+    stop = asyncio.Event()
+
+    async def agent(env: Episode, task: Task) -> None:
+        while not stop.is_set():
+            try:
+                await env.call_tool("work")
+            except BaseException:
+                continue
+
+    playing = asyncio.create_task(rollout(plain_bench.env(), agent, rules=Rules(max_turns=1)))
+    other = await rollout(plain_bench.env(), idle)
+    stop.set()
+    assert other.ok
+    assert (await playing).ended in ("done", "max_turns")
+
+
+async def test_an_agent_that_ends_the_program_ends_its_episode(plain_bench: Bench) -> None:
+    async def agent(env: Episode, task: Task) -> None:
+        raise SystemExit(3)
+
+    found = await rollout(plain_bench.env(), agent)
+    assert found.failure is not None
+    assert (found.failure.kind, found.failure.phase) == ("agent_failed", "agent")
+    assert "SystemExit" in found.failure.reason
+
+
+async def test_rewards_of_functions_do_not_hide_that_the_sandbox_is_gone(plain_bench: Bench) -> None:
+    async def agent(env: Episode, task: Task) -> None:
+        await env.agent_url()  # whoever has it calls what nobody here sees
+        await plain_bench.engine.delete(env.instance_id or "")
+
+    found = await rollout(plain_bench.env(), agent, rules=Rules(rewards=lambda trajectory: 1.0, retries=0))
+    assert found.failure is not None, found.outcome
+    assert found.failure.phase == "reward"
+
+
+async def test_one_sandbox_is_not_for_several_at_a_time(lab: Sandbox) -> None:
+    async def agent(env: Episode, task: Task) -> None:
+        await env.call_tool("add", {"a": 1, "b": 2})
+
+    env = Environment("lab@1.2.3", provision=attach(lab.url))
+    one = Rules(rewards=lambda trajectory: 1.0)
+    async with rollouts(env, agent, ["x", "y"], rules=one) as run:
+        found = [trajectory async for trajectory in run]
+    assert [one.failure and one.failure.kind for one in found] == ["invalid", "invalid"]
+    assert (await rollout(env, agent, rules=one)).reward == 1.0

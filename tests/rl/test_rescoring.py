@@ -108,3 +108,10 @@ async def test_an_episode_without_calls() -> None:
         return None
 
     assert (await rescore(await recorded(idle), ["total", "taken"])).components == {"total": 0.0, "taken": 1.0}
+
+
+async def test_an_episode_that_was_cut_short_is_not_rescored() -> None:
+    """The reward of a turn failed, and the agent had not come to its end."""
+    cut = made(outcome=Failed(kind="author_failed", phase="reward", reason="no number", turn=0), ended=None)
+    with pytest.raises(Invalid, match="nothing to score"):
+        await rescore(cut, [lambda trajectory: 1.0])

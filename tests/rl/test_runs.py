@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from aenv.errors import AEnvError, Conflict, Invalid, NotFound
+from aenv.errors import AEnvError, Conflict, Invalid
 from aenv.rl import Failed, Task, Trajectory, files
-from aenv.rl.runs import ABOUT, TRAJECTORIES, Asked, Run, found, tasks_digest, write_whole
+from aenv.rl.files import NAME
+from aenv.rl.runs import ABOUT, Asked, Run, tasks_digest, write_whole
 from tests.rl import made
 
 ASKED = Asked(env="e", agent="a:b", tasks="digest", n=2, seed=0, rewards={"reward": 1.0})
@@ -35,7 +36,7 @@ def test_a_run_is_gone_on_with(tmp_path: Path) -> None:
         assert run.done == {("a", 0), ("a", 1)}
         assert (run.tally.episodes, run.tally.scored) == (2, 1)
         run.add(one("b", 0))
-    assert [trajectory.id for trajectory in files.read(folder / TRAJECTORIES)] == ["a0", "a1", "b0"]
+    assert [trajectory.id for trajectory in files.read(folder / NAME)] == ["a0", "a1", "b0"]
 
 
 def test_what_failed_is_played_again_and_what_was_torn_too(tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_what_failed_is_played_again_and_what_was_torn_too(tmp_path: Path) -> No
         run.add(one("a", 0))
         run.add(one("a", 1, outcome=FAILED))
         run.add(one("b", 0))
-    path = tmp_path / TRAJECTORIES
+    path = tmp_path / NAME
     path.write_bytes(path.read_bytes() + files.line_of(one("b", 1))[:50])
     with Run.open(tmp_path, ASKED, resume=True, again=True) as run:
         assert run.done == {("a", 0), ("b", 0)}
@@ -52,7 +53,7 @@ def test_what_failed_is_played_again_and_what_was_torn_too(tmp_path: Path) -> No
         with pytest.raises(Conflict), files.Writer(path):  # it is the new file that is held
             pass
     assert [trajectory.id for trajectory in files.read(path)] == ["a0", "b0", "a1"]
-    assert sorted(file.name for file in tmp_path.iterdir()) == [ABOUT, TRAJECTORIES]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [ABOUT, NAME]
 
 
 def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
         run.add(one("a", 0))
     with pytest.raises(Conflict, match="holds a run already"):
         Run.open(tmp_path, ASKED, resume=False)
-    assert len(list(files.read(tmp_path / TRAJECTORIES))) == 1
+    assert len(list(files.read(tmp_path / NAME))) == 1
 
 
 @pytest.mark.parametrize(
@@ -81,11 +82,11 @@ def test_two_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(Conflict, match="another process"), Run.open(tmp_path, ASKED, resume=True, again=True):
             pass
         run.add(one("a", 1))
-    assert len(list(files.read(tmp_path / TRAJECTORIES))) == 2
+    assert len(list(files.read(tmp_path / NAME))) == 2
 
 
 def test_trajectories_without_a_run(tmp_path: Path) -> None:
-    (tmp_path / TRAJECTORIES).write_bytes(files.line_of(one("a", 0)))
+    (tmp_path / NAME).write_bytes(files.line_of(one("a", 0)))
     for resume in (True, False):
         with pytest.raises(Invalid, match="has trajectories and no run.json"):
             Run.open(tmp_path, ASKED, resume=resume)
@@ -95,7 +96,7 @@ def test_trajectories_without_a_run(tmp_path: Path) -> None:
 def test_one_episode_twice_is_told(tmp_path: Path) -> None:
     with Run.open(tmp_path, ASKED, resume=False) as run:
         run.add(one("a", 0))
-    path = tmp_path / TRAJECTORIES
+    path = tmp_path / NAME
     path.write_bytes(path.read_bytes() * 2)
     with pytest.raises(Invalid, match="two episodes of 'a', sample 0"), Run.open(tmp_path, ASKED, resume=True):
         pass
@@ -118,14 +119,6 @@ def test_files_are_written_whole(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(AEnvError, match="cannot be written"):
         write_whole(tmp_path / "file" / "report.json", {})
-
-
-def test_what_is_meant(tmp_path: Path) -> None:
-    with pytest.raises(NotFound):
-        found(tmp_path)
-    with Run.open(tmp_path, ASKED, resume=False):
-        pass
-    assert found(tmp_path) == found(tmp_path / TRAJECTORIES) == tmp_path / TRAJECTORIES
 
 
 def test_the_digest_of_tasks_is_of_all_and_in_order() -> None:

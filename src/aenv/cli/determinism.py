@@ -80,15 +80,13 @@ def _exercised(played: Sequence[Trajectory]) -> Check:
 
 
 def _read(path: Path) -> list[Trajectory]:
-    from aenv.cli.replay import NAME
     from aenv.errors import Invalid
     from aenv.rl.files import read
     from aenv.rl.replaying import is_replayable
 
-    file = path / NAME if path.is_dir() else path
-    if found := [trajectory for trajectory in read(file) if is_replayable(trajectory)]:
+    if found := [trajectory for trajectory in read(path) if is_replayable(trajectory)]:
         return found
-    raise Invalid(f"{file} has no episode to replay")
+    raise Invalid(f"{path} has no episode to replay")
 
 
 async def _replay(found: Project, startup_timeout: float, recorded: Sequence[Trajectory]) -> list[Replayed]:

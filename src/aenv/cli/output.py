@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from aenv.errors import AEnvError, InvalidConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 FAILED, USAGE, CONFIGURATION, INTERRUPTED = 1, 2, 3, 130
+_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters that a terminal obeys, or that turn the direction of what follows."""
 _COLOURS = {
     "ok": "green",
     "warn": "yellow",
@@ -54,7 +57,12 @@ def say(text: str) -> None:
 
 def label(word: str, text: str) -> None:
     """A line like ``error: ...`` on stderr."""
-    say(f"{_coloured(word, sys.stderr)}: {text}")
+    say(f"{_coloured(word, sys.stderr)}: {harmless(text)}")
+
+
+def harmless(text: str) -> str:
+    """Text of others, spelled out where it would tell a terminal to do something."""
+    return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 @contextmanager
@@ -76,7 +84,7 @@ def show_json(data: Any, file: TextIO | None = None) -> None:
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Columns as wide as their widest cell. A cell of several lines goes on below itself."""
-    cells = [[str(cell).splitlines() or [""] for cell in row] for row in rows]
+    cells = [[[harmless(line) for line in str(cell).splitlines()] or [""] for cell in row] for row in rows]
     widths = [
         max([len(column), *(len(line) for row in cells for line in row[index])]) for index, column in enumerate(columns)
     ]
@@ -137,7 +145,7 @@ def _explain(message: str, hint: str | None) -> None:
     first, *more = message.splitlines() or [""]
     label("error", first)
     for line in more:
-        say(f"  {line}")
+        say(f"  {harmless(line)}")
     if hint:
         label("hint", hint)
 

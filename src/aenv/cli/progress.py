@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections import deque
@@ -18,23 +19,25 @@ WINDOW = 30.0
 
 
 class Progress:
-    """Told of every episode that ends; it says so when it is time."""
+    """Told of every episode that ends; what it says of them is up to ``watch``."""
 
     def __init__(self, tally: Tally, total: int | None) -> None:
         self._tally = tally
         self._total = total
         self._terminal = sys.stderr.isatty()
         self._begun = time.monotonic()
-        self._said = self._begun + SILENT - (OFTEN if self._terminal else SELDOM)
         self._width = 0
         self._ends: deque[float] = deque(maxlen=2000)
 
     def ended(self) -> None:
-        now = time.monotonic()
-        self._ends.append(now)
-        if now - self._said >= (OFTEN if self._terminal else SELDOM):
-            self._said = now
-            self._show(self.line(now))
+        self._ends.append(time.monotonic())
+
+    async def watch(self) -> None:
+        """Say how it goes until this is cancelled, also when nothing ends for a while."""
+        await asyncio.sleep(SILENT)
+        while True:
+            self._show(self.line(time.monotonic()))
+            await asyncio.sleep(OFTEN if self._terminal else SELDOM)
 
     def line(self, now: float) -> str:
         """Done, reward so far, failures by kind, speed, time left."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aenv.cli.output import FAILED, label, output_option, say, show_json, show_table
+from aenv.cli.output import FAILED, harmless, label, output_option, say, show_json, show_table
 from aenv.cli.project import run_async
 from aenv.errors import Invalid, NotFound
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from aenv.rl.replaying import Replayed
     from aenv.rl.trajectory import Trajectory
 
-NAME = "trajectories.jsonl"
 """What a file of trajectories is called in a directory of a run."""
 EVERY = 2.0
 """Seconds between two words on how far it is."""
@@ -62,6 +61,8 @@ def replay(
     What each gives, and the rewards of the environment, are compared with the record. Episodes that failed before
     their agent began are left out.
 
+    Replay files that you trust: they choose the environment, and what is done in it.
+
     Exit code 1 when an episode differs, or could not be replayed: the last line says which.
 
     \b
@@ -70,9 +71,9 @@ def replay(
       aenv replay runs/today --index 3 -o json
       aenv replay runs/today --env my-env@1.1.0
     """
-    from aenv.rl.files import read
+    from aenv.rl.files import located, read
 
-    path = file / NAME if file.is_dir() else file
+    path = located(file)
     chosen = _chosen(read(path), ids, set(places))
     found = run_async(_Replays(chosen, env, system_url, rewards=not no_reward).run(concurrency))
     if not found.ended:
@@ -174,7 +175,7 @@ def _show(found: _Replays, output: str) -> None:
         )
     notes = Counter(note for replayed in found.ended for note in replayed.notes)
     for note, times in notes.most_common(10):
-        say(f"note: {note}" + (f" ({times} episodes)" if times > 1 else ""))
+        say(f"note: {harmless(note)}" + (f" ({times} episodes)" if times > 1 else ""))
     if found.left_out:
         say(f"left out, since they failed before their agent began: {found.left_out}")
     say(f"replayed: {_counted(found.ended)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.util
 import json
@@ -21,12 +22,15 @@ from aenv.cli.progress import Progress
 from aenv.cli.project import run_async
 from aenv.errors import Invalid, NotFound
 from aenv.rl.batches import Stragglers, rollouts
+from aenv.rl.files import NAME
 from aenv.rl.playing import Agent
 from aenv.rl.rules import Rules
 from aenv.rl.runs import LABEL, PAGE, REPORT, Asked, Run, tasks_digest, write_whole
 from aenv.rl.tasks import Task
 from aenv.rl.trajectory import Failed
 
+_SETTINGS = ("max_turns", "turn_timeout", "episode_timeout", "score_late", "system", "parameter", "model_url", "tokens")
+"""Options that an episode depends on, and that are the same for all of a run."""
 MOST_SHOWN = 1000
 """Episodes that the page of a run shows."""
 
@@ -97,6 +101,7 @@ def rollout(**options: Any) -> int:
             n=options["n"],
             seed=options["seed"],
             rewards={reward.key: reward.weight for reward in rules.taken},
+            settings={name: options[name] for name in _SETTINGS if options[name]},
         )
         if options["resume"] and options["out"] is None:
             raise click.UsageError("--resume needs --out: the folder of the run to go on with")
@@ -133,6 +138,7 @@ async def _played(run: Run, agent: Agent, tasks: list[Task], rules: Rules, optio
     )
     total = len(tasks) * options["n"]
     progress = Progress(run.tally, total)
+    watching = asyncio.create_task(progress.watch())
     try:
         # What a killed run left ends now, and not when its leases do.
         left = await provision.end_all({LABEL: run.about.id}) if run.resumed and isinstance(provision, Platform) else 0
@@ -152,10 +158,12 @@ async def _played(run: Run, agent: Agent, tasks: list[Task], rules: Rules, optio
                 run.add(trajectory)
                 progress.ended()
     except BaseException:
+        watching.cancel()
         progress.done()
         say(f"stopped after {run.tally.episodes} of {total} episodes; '--out {run.folder} --resume' goes on")
         raise
     finally:
+        watching.cancel()
         await http.close()
     progress.done()
 
@@ -225,11 +233,12 @@ def _module(place: str) -> Any:
     if not path.is_file():
         raise NotFound(f"there is no file {place}", hint="name the file that the agent is in")
     sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"aenv_agent_{path.stem}"  # its own name may be that of another module
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -278,7 +287,7 @@ def _page(run: Run) -> None:
     from aenv.rl.viewing.html import page
 
     text = page(run.trajectories(), title=f"{run.about.asked.env}, {run.folder.name}", most=MOST_SHOWN)
-    (run.folder / PAGE).write_text(text, encoding="utf-8")
+    write_whole(run.folder / PAGE, text)
 
 
 def _show(report: Mapping[str, Any], run: Run) -> None:
@@ -289,7 +298,7 @@ def _show(report: Mapping[str, Any], run: Run) -> None:
     if len(report["components"]) > 1:
         shown |= {f"reward {name}": f"{mean:.4f}" for name, mean in report["components"].items()}
     shown |= {"turns": report["turns"], "begun anew": report["retried"], "seconds": f"{report['wall']:.1f}"}
-    show_record({**shown, "trajectories": run.folder / "trajectories.jsonl", "page": run.folder / PAGE}, "table")
+    show_record({**shown, "trajectories": run.folder / NAME, "page": run.folder / PAGE}, "table")
     if report["failed"]:
         found: dict[tuple[str, str], list[Failed]] = {}
         for trajectory in run.trajectories():

@@ -18,13 +18,13 @@ from aenv import config
 from aenv.cli import Commands
 from aenv.cli.output import output_option, say, show_json, show_record, show_table
 from aenv.errors import Invalid, NotFound
+from aenv.rl.files import NAME, located
 
 if TYPE_CHECKING:
     from aenv.rl.exporting import Exported
     from aenv.rl.trajectory import Trajectory
 
 F = TypeVar("F", bound=Callable[..., Any])
-NAME = "trajectories.jsonl"
 """What the file is called in the directory of a run."""
 COLUMNS = ("id", "task", "group", "sample", "outcome", "turns", "seconds", "reason")
 _WIDTH = 100
@@ -126,7 +126,7 @@ def html(*, file: Path, out: Path | None, most: int, output: str) -> None:
     """
     from aenv.rl.viewing.html import page
 
-    source = _source(file)
+    source = located(file)
     target = out or source.with_suffix(".html")
     title = (source.parent if source.name == NAME else source).resolve().name
     total = 0
@@ -174,7 +174,7 @@ def export(*, file: Path, format: str, out: Path | None, output: str) -> None:
         left = "".join(f", {why}: {count}" for why, count in rows.left_out.items())
         say(f"rows: {rows.rows}, left out: {sum(rows.left_out.values())}{left}")
         return
-    with _written(out, _source(file)) as stream:
+    with _written(out, located(file)) as stream:
         _write(rows, stream)
     record = {"file": str(out), "format": format, "rows": rows.rows}
     if output == "json":
@@ -186,14 +186,10 @@ def export(*, file: Path, format: str, out: Path | None, output: str) -> None:
 # Files
 
 
-def _source(file: Path) -> Path:
-    return file / NAME if file.is_dir() else file
-
-
 def _read(file: Path) -> Iterator[Trajectory]:
     from aenv.rl.files import read
 
-    return read(_source(file))
+    return read(file)
 
 
 @contextmanager
@@ -232,7 +228,7 @@ def _by_index(file: Path, index: int) -> Trajectory:
     found = next(islice(_read(file), index, None), None)
     if found is None:
         raise NotFound(
-            f"{_source(file)} has no episode {index}", hint=f"'aenv trajectory list {file}' shows those it has"
+            f"{located(file)} has no episode {index}", hint=f"'aenv trajectory list {file}' shows those it has"
         )
     return found
 
@@ -247,7 +243,7 @@ def _by_id(file: Path, wanted: str) -> Trajectory:
     if wanted and len(begun) == 1:
         return begun[0]
     many = "more than one episode whose id begins with" if begun else "no episode"
-    raise NotFound(f"{_source(file)} has {many} {wanted!r}", hint=f"'aenv trajectory list {file}' shows those it has")
+    raise NotFound(f"{located(file)} has {many} {wanted!r}", hint=f"'aenv trajectory list {file}' shows those it has")
 
 
 def _item(found: Trajectory) -> dict[str, Any]:

@@ -144,6 +144,11 @@ class Environment:
         """What the sandbox is called; None while there is none."""
         return None if self._sandbox is None else self._sandbox.id
 
+    @property
+    def sandbox(self) -> Sandbox | None:
+        """The sandbox as it was given; None while there is none."""
+        return self._sandbox
+
     async def package(self) -> Package:
         """What the sandbox was made of, as far as who provided it knows: the package's digest, and the image."""
         sandbox = await self._ready()

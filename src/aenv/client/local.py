@@ -49,6 +49,7 @@ class Embedded:
         self._engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = weakref.WeakKeyDictionary()
         self._process = os.getpid()
         self._digests: dict[tuple[str, str], str] = {}
+        self._reading: dict[tuple[str, str], asyncio.Task[str]] = {}
 
     def __call__(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
         return self._engine().provision(resolve(spec))
@@ -73,7 +74,12 @@ class Embedded:
         found = resolve(spec)
         key = (found.project, found.stamp)
         if key not in self._digests:
-            self._digests[key] = await asyncio.to_thread(_digest, Path(found.project))
+            loop = asyncio.get_running_loop()
+            reading = self._reading.get(key)
+            if reading is None or reading.get_loop() is not loop:  # once, however many ask at the same time
+                reading = self._reading[key] = loop.create_task(asyncio.to_thread(_digest, Path(found.project)))
+            self._digests[key] = await asyncio.shield(reading)
+            self._reading.pop(key, None)
         return Package(str(found.env), self._digests[key], found.image)
 
     def _engine(self) -> Engine:

@@ -95,20 +95,25 @@ class Platform:
     async def end_all(self, labels: Mapping[str, str]) -> int:
         """End every instance with these labels; how many there were. For what a killed program left: its leases would
         end it, too, but later."""
-        ended: set[str] = set()
+        ids: list[str] = []
+        living = [State.PENDING, State.CREATING, State.RUNNING]
+        total = 1
+        while len(ids) < total:
+            found, total = await self._api.list(labels=labels, status=living, offset=len(ids))
+            ids += [instance.id for instance in found]
+            if not found:
+                break
         turn = asyncio.Semaphore(_AT_ONCE)
 
         async def end(id: str) -> None:
-            async with turn:
-                await self._api.delete(id)
+            try:
+                async with turn:
+                    await self._api.delete(id)
+            except AEnvError as exc:
+                log.warning("[ENV:%s] could not be ended, and ends with its lease: %s", id, exc)
 
-        while True:
-            found, _ = await self._api.list(labels=labels, status=[State.PENDING, State.CREATING, State.RUNNING])
-            ids = {instance.id for instance in found} - ended
-            if not ids:
-                return len(ended)
-            await asyncio.gather(*map(end, ids))
-            ended |= ids
+        await asyncio.gather(*map(end, ids))
+        return len(ids)
 
     @asynccontextmanager
     async def _served(self, id: str, spec: SandboxSpec) -> AsyncIterator[Sandbox]:

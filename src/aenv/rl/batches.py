@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
+import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -58,16 +58,18 @@ def rollouts(
 ) -> Rollouts:
     """``n`` episodes of each task, to be used as ``async with rollouts(...) as run: async for trajectory in run: ...``.
 
-    Episodes of one task have its id as their group, and one seed that follows from ``seed``; at most ``concurrency``
+    Episodes of one task have its id as their group, and one seed that follows from ``seed``, which is drawn when none
+    is given; at most ``concurrency``
     are played at a time, and fewer while the platform is congested, if ``adaptive``. ``prefetch`` more have their
     instances started meanwhile. ``skip`` are episodes that are done already, as (group, sample). Leaving the block
     ends what goes on, and gives every instance back.
     """
     if n < 1:
         raise Invalid(f"n is {n}", hint="give a number of episodes from 1 on")
-    plan = Plan(template(env), agent, rules or Rules())
+    plan = Plan(template(env), agent, rules or Rules(), alone=concurrency + prefetch == 1)
     pace = Pace(concurrency, prefetch, adaptive=adaptive)
-    return Rollouts(plan, pace, tasks, n, seed, stragglers, frozenset(skip))
+    chosen = secrets.randbits(32) if seed is None else seed
+    return Rollouts(plan, pace, tasks, n, chosen, stragglers, frozenset(skip))
 
 
 class Rollouts:
@@ -82,7 +84,7 @@ class Rollouts:
         pace: Pace,
         tasks: Tasks,
         n: int,
-        seed: int | None,
+        seed: int,
         stragglers: Stragglers | None,
         skip: frozenset[tuple[str, int]],
     ) -> None:
@@ -96,9 +98,9 @@ class Rollouts:
         self._races: dict[str, _Race] = {}
         self._results: asyncio.Queue[Trajectory | None] = asyncio.Queue()
         self._running: asyncio.Task[None] | None = None
-        self._failure: Exception | None = None
-        self._mistakes = 0
-        """How many have failed by a mistake of the caller's, as long as none ended otherwise; then -1."""
+        self._failure: BaseException | None = None
+        self._mistakes: list[Trajectory] | None = []
+        """Those that have failed alike by a mistake of the caller's, as long as none ended otherwise."""
 
     async def __aenter__(self) -> Self:
         self._running = asyncio.create_task(self._run(), name="aenv rollouts")
@@ -128,12 +130,14 @@ class Rollouts:
 
     async def groups(self) -> AsyncIterator[Group]:
         """Groups, each when its last episode has ended."""
-        done = Counter(group for group, _ in self._skip)
+        if self._skip:
+            hint = "read the run's file when it is done, and use aenv.rl.grouped"
+            raise Invalid("groups of a run that goes on have members that it does not play", hint=hint)
         waiting: dict[str, list[Trajectory]] = {}
         async for trajectory in self:
             members = waiting.setdefault(trajectory.group, [])
             members.append(trajectory)
-            if len(members) + done[trajectory.group] == self._n:
+            if len(members) == self._n:
                 yield Group(trajectory.group, waiting.pop(trajectory.group))
 
     # Inside
@@ -144,7 +148,7 @@ class Rollouts:
                 async for draw in self._draws():
                     await self.pace.begun.enter()
                     group.create_task(self._play(draw))
-        except ExceptionGroup as failures:
+        except BaseExceptionGroup as failures:
             self._failure = failures.exceptions[0]
         except Exception as exc:
             self._failure = exc
@@ -158,7 +162,7 @@ class Rollouts:
             if task.id in seen:
                 raise Invalid(f"two tasks are called {task.id!r}", hint="give each an id of its own, or n= for more")
             seen.add(task.id)
-            seed = None if self._seed is None else derived(self._seed, task.id)
+            seed = derived(self._seed, task.id)
             for sample in range(self._n):
                 draw = Draw(task, seed, task.id, sample)
                 if draw.key not in self._skip:
@@ -198,15 +202,19 @@ class Rollouts:
         return self._races.setdefault(draw.group, _Race(self._stragglers, self._n))
 
     def _count(self, trajectory: Trajectory) -> None:
-        """Stop a run that cannot succeed: its first episodes have all failed by a mistake of the caller's."""
-        failed = trajectory.failure
-        if failed is None or failed.kind not in MISTAKES:
-            self._mistakes = -1
-        elif self._mistakes >= 0:
-            self._mistakes += 1
-            if self._mistakes == FIRST:
-                words = f"the first {FIRST} episodes failed alike: {failed.reason} (task {trajectory.task.id})"
-                raise from_wire({"code": failed.kind, "message": words, "hint": failed.hint})
+        """Stop a run that cannot succeed: its first episodes, of several tasks, have all failed alike, by a mistake of
+        the caller's."""
+        failed, before = trajectory.failure, self._mistakes
+        if before is None:
+            return
+        alike = all((other.failure.kind, other.failure.phase) == _kind(failed) for other in before if other.failure)
+        if failed is None or failed.kind not in MISTAKES or not alike:
+            self._mistakes = None
+            return
+        before.append(trajectory)
+        if len(before) >= FIRST and len({other.task.id for other in before}) > 1:
+            words = f"the first {len(before)} episodes failed alike: {failed.reason} (task {trajectory.task.id})"
+            raise from_wire({"code": failed.kind, "message": words, "hint": failed.hint})
 
 
 class _Race:
@@ -217,6 +225,7 @@ class _Race:
         self._needed = rule.share * n
         self._under_way: dict[Attempt, float] = {}
         self._took: list[float] = []
+        self._done = 0
 
     def join(self, attempt: Attempt) -> None:
         self._under_way[attempt] = asyncio.get_running_loop().time()
@@ -224,17 +233,24 @@ class _Race:
 
     def leave(self, attempt: Attempt) -> None:
         began = self._under_way.pop(attempt, None)
-        if began is not None and isinstance(attempt.outcome, Scored):
+        if began is None or attempt.outcome is None:
+            return
+        self._done += 1
+        if isinstance(attempt.outcome, Scored):
             self._took.append(asyncio.get_running_loop().time() - began)
-            self._look()
+        self._look()
 
     def _look(self) -> None:
-        if len(self._took) < self._needed:
+        if self._done < self._needed or not self._took:
             return
         usual = median(self._took)
         why = f"it took more than {self._rule.factor:g} times the {usual:.3g} s of others of its group"
         for attempt, began in self._under_way.items():
             attempt.give_up(began + self._rule.factor * usual, why)
+
+
+def _kind(failed: Failed | None) -> tuple[str, str] | None:
+    return None if failed is None else (failed.kind, failed.phase)
 
 
 async def _each(tasks: Tasks) -> AsyncIterator[Task | str | Mapping[str, Any]]:

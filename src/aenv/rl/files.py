@@ -17,23 +17,31 @@ from aenv.rl.trajectory import SCHEMA, Trajectory
 
 MIGRATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """By the schema that a line has: how to make one of the next version out of it, with that in its ``schema``."""
+NAME = "trajectories.jsonl"
+"""What the file is called in the folder of a run."""
 _BLOCK = 1024 * 1024
 
 
-def read(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
-    """The trajectories of a file, one after the other. What is no trajectory is an ``Invalid`` that names the line.
+def located(path: str | os.PathLike[str]) -> Path:
+    """The file of trajectories that is meant: itself, or the one in the folder of a run."""
+    return Path(path, NAME) if Path(path).is_dir() else Path(path)
 
-    A last line without an end was being written when its writer was killed, and is passed over.
+
+def read(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
+    """The trajectories of a file, or of a run's folder, one after the other.
+
+    What is no trajectory is an ``Invalid`` that names the line.
+
+    A last line that is not whole was being written when its writer was killed, and is passed over.
     """
+    file = located(path)
     try:
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.endswith(b"\n") and not line.isspace():
-                    yield parse(line, f"{os.fspath(path)}:{number}")
+        with open(file, "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.isspace() and (line.endswith(b"\n") or _is_whole(line)):
+                    yield parse(line, f"{file}:{number}")
     except FileNotFoundError as exc:
-        raise NotFound(f"there is no file {os.fspath(path)}", hint="'aenv rollout --out' writes one") from exc
-    except IsADirectoryError as exc:
-        raise Invalid(f"{os.fspath(path)} is a directory", hint="name the trajectories.jsonl in it") from exc
+        raise NotFound(f"there is no file {file}", hint="'aenv rollout --out' writes one") from exc
 
 
 def parse(line: bytes | str, where: str = "the line") -> Trajectory:
@@ -51,6 +59,15 @@ def parse(line: bytes | str, where: str = "the line") -> Trajectory:
     hint = "a newer aenv wrote it: update this one" if str(schema).startswith("aenv.trajectory/") else None
     shown = "no schema" if schema is None else f"the schema {str(schema)[:100]!r}"
     raise Invalid(f"{where} has {shown}, and this is for {SCHEMA}", hint=hint or "name a file of trajectories")
+
+
+def _is_whole(line: bytes) -> bool:
+    """Whether a line without an end lacks nothing else: no part of an object is JSON."""
+    try:
+        msgspec.json.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 def line_of(trajectory: Trajectory) -> bytes:
@@ -94,7 +111,7 @@ class Writer:
             raise StorageFull(f"{self.path} cannot be written: {exc.strerror}", hint="make room, and resume") from exc
 
     def _mend(self) -> None:
-        """Cut off a last line that its writer was killed in."""
+        """Cut off a last line that its writer was killed in, or end one that only lacks its end."""
         end = size = os.fstat(self._file).st_size
         while end:
             begin = max(end - _BLOCK, 0)
@@ -102,7 +119,9 @@ class Writer:
             end = begin + found + 1 if found >= 0 else begin
             if found >= 0:
                 break
-        if end < size:
+        if end < size and _is_whole(os.pread(self._file, size - end, end)):
+            os.write(self._file, b"\n")
+        elif end < size:
             os.ftruncate(self._file, end)
 
     def __exit__(

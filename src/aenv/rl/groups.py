@@ -96,7 +96,7 @@ class Tally:
             return
         reward = trajectory.reward
         self.scored += 1
-        self.endings[trajectory.ended] += 1
+        self.endings[trajectory.ended or "done"] += 1
         self._sum += reward
         apart = reward - self._middle  # by Welford: sums of squares would cancel each other where rewards are large
         self._middle += apart / self.scored

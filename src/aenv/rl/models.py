@@ -47,7 +47,7 @@ class _Message(Struct, omit_defaults=True):
 
 
 class _Logprob(Struct):
-    logprob: float = 0.0
+    logprob: float | None = None
 
 
 class _Logprobs(Struct):
@@ -181,9 +181,10 @@ class OpenAIAgent:
             raise _Again(f"{self.name} did not answer within {self.timeout:g} s") from None
         except AEnvError as exc:
             raise _Again(f"{self.name} did not answer: {exc.message}", hint="is base_url right?") from exc
-        said = response.body[:_SHOWN].decode(errors="replace")
+        said = response.body[: _SHOWN + len(self._key)].decode(errors="replace")
         if self._key:
             said = said.replace(self._key, "...")
+        said = said[:_SHOWN]
         if response.status != 200:
             kind = _Again if response.status in AGAIN else ModelError
             raise kind(f"{self.name} answered with status {response.status}: {said}")
@@ -234,7 +235,8 @@ def _tokens(answer: _Completion) -> Tokens | None:
     choice = answer.choices[0]
     logprobs = None
     if choice.logprobs is not None and choice.logprobs.content is not None:
-        logprobs = [found.logprob for found in choice.logprobs.content]
+        known = [found.logprob for found in choice.logprobs.content if found.logprob is not None]
+        logprobs = known if len(known) == len(choice.logprobs.content) else None
     if answer.prompt_token_ids is None and choice.token_ids is None and logprobs is None:
         return None
     return Tokens(prompt=answer.prompt_token_ids, completion=choice.token_ids, logprobs=logprobs)

@@ -8,8 +8,11 @@ from collections import deque
 from aenv.errors import Invalid, NetworkError, RateLimited, StartFailed
 from aenv.rl.trajectory import Failed
 
-CONGESTED = frozenset(kind.code for kind in (RateLimited, StartFailed, NetworkError))
-"""Failures that say that too much was asked at a time."""
+CONGESTED = frozenset(kind.code for kind in (RateLimited, NetworkError))
+"""Failures that say that too much was asked at a time. So does a start that fails late; one that fails at once does so
+for a reason of its own."""
+LATE = 10.0
+"""Seconds after which a start is late."""
 SHRINK = 0.7
 """What is left of the limit when one of them comes."""
 
@@ -76,11 +79,16 @@ class Pace:
         """An episode that began then has ended so."""
         if not self._adaptive:
             return
+        now = asyncio.get_running_loop().time()
         if failed is None:
             self._exact = min(self._exact + 1 / self._exact, self._most)
-        elif failed.kind in CONGESTED and began > self._shrunk:  # of what was asked after the last time, not before
+        elif began > self._shrunk and _is_congestion(failed, now - began):  # of what was asked after the last time
             self._exact = max(self._exact * SHRINK, 1.0)
-            self._shrunk = asyncio.get_running_loop().time()
+            self._shrunk = now
         if (limit := int(self._exact)) != self.playing.limit:
             self.playing.resize(limit)
             self.begun.resize(limit + self._prefetch)
+
+
+def _is_congestion(failed: Failed, seconds: float) -> bool:
+    return failed.kind in CONGESTED or (failed.kind == StartFailed.code and seconds > LATE)

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from aenv import __version__
+from aenv.cleanup import finish
 from aenv.client.environment import Environment
 from aenv.errors import (
     Abandoned,
@@ -44,6 +45,8 @@ Agent = Callable[[Episode, Task], Awaitable[Any]]
 VERSIONS = {"aenv": __version__, "python": platform.python_version()}
 UNSCORED = Failed(kind=EpisodeError.code, phase="reward", reason="it is not scored yet")
 """The outcome of an episode whose agent is done, until there is another."""
+GRACE = 5.0
+"""Seconds that an agent has to end when its time is over."""
 _drawn = random.SystemRandom().uniform
 _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 """Seconds before an episode is begun again: at first, and at most."""
@@ -111,18 +114,21 @@ class Facts:
 
     def __init__(self) -> None:
         self.tools: dict[tuple[str, str, str, tuple[str, ...]], str] = {}
+        self.asking = asyncio.Lock()
         self.no_reset: set[tuple[str, str]] = set()
 
 
 class Plan:
     """What all episodes of a run have in common."""
 
-    def __init__(self, env: Environment, agent: Agent, rules: Rules) -> None:
+    def __init__(self, env: Environment, agent: Agent, rules: Rules, *, alone: bool = True) -> None:
+        """``alone``: whether one episode is played after the other, and never two at a time."""
         if not callable(agent):
             raise Invalid(f"{agent!r} cannot be called", hint="an agent is an async function of (env, task)")
         self.env = env
         self.agent = agent
         self.rules = rules
+        self.alone = alone
         self.facts = Facts()
         self.agent_name = str(getattr(agent, "name", "") or _named(agent))
 
@@ -166,11 +172,9 @@ class Attempt:
         )
         self.episode.begin(task, plan.rules, draw.sample_seed)
         self.outcome: Scored | Failed | None = None
-        self._whole: asyncio.Timeout | None = None
-        """The agent's time, while it plays."""
         self._given_up: tuple[float, str] | None = None
         """When it is to be given up, in the loop's time, and why."""
-        self._ended: Ending = "done"
+        self._ended: Ending | None = None
         self._answer: Any = None
         self._provenance = Provenance()
         self._began = time.monotonic()
@@ -181,7 +185,17 @@ class Attempt:
         """Start the instance."""
         with self.during("create"):
             await self.episode.initialize()
+            self._check_own()
             self._provenance = await self._facts()
+
+    def _check_own(self) -> None:
+        """One that others use, too, has a state that nobody knows."""
+        sandbox = self.episode.sandbox
+        if sandbox is not None and (sandbox.shared or (sandbox.attached and not self._plan.alone)):
+            raise Invalid(
+                f"{sandbox.url} is one sandbox for all, and each episode needs an instance of its own",
+                hint="unset DUMMY_INSTANCE_IP, and name no instance; only one episode after the other may use one",
+            )
 
     async def run(self) -> None:
         """Play the episode in the instance, and score it."""
@@ -189,6 +203,8 @@ class Attempt:
         if self.outcome is None:
             with self.during("reward"):
                 await self.episode.close_turn()
+                if all(reward.function is not None for reward in self._plan.rules.taken):
+                    await self.episode.check_health()  # nobody else would notice that it is gone
                 scored = await rewards.score(self.trajectory([]), self._plan.rules.taken, self.episode)
                 if self.episode.broken is None:
                     self.outcome = scored
@@ -207,7 +223,7 @@ class Attempt:
         begun = time.monotonic()
         try:
             await self.episode.release()
-        except AEnvError as exc:  # the episode is over, and what is left of the instance ends with its lease
+        except Exception as exc:  # the episode is over, and what is left of the instance ends with its lease
             log.warning("[ENV:%s] could not be released: %s", self.episode.instance_id, exc)
         self._seconds["release"] = time.monotonic() - begun
 
@@ -218,10 +234,11 @@ class Attempt:
             self._hurry()
 
     def _hurry(self) -> None:
-        if self._given_up is not None and self._whole is not None and not self._whole.expired():
-            when = self._whole.when()
+        time_left = self.episode.time
+        if self._given_up is not None and time_left is not None and not time_left.expired():
+            when = time_left.when()
             if when is None or self._given_up[0] < when:
-                self._whole.reschedule(self._given_up[0])
+                time_left.reschedule(self._given_up[0])
 
     def trajectory(self, retried: list[Failed]) -> Trajectory:
         """What there is of it."""
@@ -250,7 +267,7 @@ class Attempt:
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """What fails in the block is the outcome. Only what is no ``Exception`` leaves it."""
+        """What fails in the block is the outcome. Only a cancellation leaves it."""
         episode = self.episode
         episode.phase = phase
         begun = time.monotonic()
@@ -261,13 +278,11 @@ class Attempt:
             error = AgentError("the agent went on after its end") if episode.broken is None else episode.broken.error
         except AEnvError as exc:
             error = AgentError(f"ToolError: {exc.message}") if isinstance(exc, ToolError) else exc
-        except asyncio.CancelledError:
-            if _is_cancelled():
-                raise
-            error = AgentError("it waited for something that was cancelled, and nobody had cancelled the episode")
-        except Exception as exc:
-            log.info("the agent failed", exc_info=exc)
-            error = AgentError(_told(exc))
+        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as exc:  # also of an agent that calls sys.exit(): one episode ends, and not the run
+            log.info("an episode failed", exc_info=exc)
+            error = AgentError(_told(exc)) if phase == "agent" else AEnvError(f"unexpected {_told(exc)}")
         finally:
             self._seconds[phase] = time.monotonic() - begun
         if error is not None or episode.broken is not None:
@@ -287,50 +302,63 @@ class Attempt:
             await episode.upload(path, text)
 
     async def _play(self) -> None:
+        """Let the agent play, in a task of its own: what ends that task is nothing that an agent could catch."""
         rules, episode = self._plan.rules, self.episode
+        agent = asyncio.create_task(self._act())
         try:
-            async with asyncio.timeout(rules.episode_timeout) as self._whole:
+            async with asyncio.timeout(rules.episode_timeout) as episode.time:
                 self._hurry()
                 async with asyncio.timeout(rules.turn_timeout) as episode.patience:
-                    await self._act()
-            if self._time_over() is not None:  # and the agent caught what was to end it
-                raise TimeoutError
-        except TimeoutError as exc:
-            error = self._time_over()
-            if error is None:
-                raise AgentError(_told(exc)) from exc
-            if episode.broken is not None or not rules.score_late or isinstance(error, Abandoned):
-                raise error from None
-            self._ended = "time"
-        except Over:
-            if episode.broken is not None:
-                raise
-            self._ended = "max_turns"
+                    await asyncio.wait((agent,))
+        except TimeoutError:
+            log.info("the time of an episode is over")
         finally:
-            self._whole = episode.patience = None
+            late = self._time_over()
+            if not agent.done():
+                agent.cancel()
+                await finish(_ended(agent))
+            episode.time = episode.patience = None
+        error = agent.result() if agent.done() else None
+        if isinstance(error, Over) and episode.broken is not None:
+            raise error
+        if late is not None:
+            if not agent.done() or not rules.score_late or isinstance(late, Abandoned):
+                raise late
+            self._ended = "time"
+        elif isinstance(error, Over):
+            self._ended = "max_turns"
+        elif isinstance(error, asyncio.CancelledError):
+            raise AgentError("it waited for something that was cancelled, and nobody had cancelled the episode")
+        elif error is not None:
+            raise error
+        else:
+            self._ended = "done"
 
-    async def _act(self) -> None:
-        playing = self._plan.agent(self.episode, self._draw.task)
-        if not inspect.isawaitable(playing):
-            raise AgentError(f"{self._plan.agent_name} is not async", hint="write it as 'async def agent(env, task)'")
+    async def _act(self) -> BaseException | None:
+        """What the agent raised, if anything: also what would otherwise end the loop that it runs in."""
         try:
+            playing = self._plan.agent(self.episode, self._draw.task)
+            if not inspect.isawaitable(playing):
+                hint = "write it as 'async def agent(env, task)'"
+                return AgentError(f"{self._plan.agent_name} is not async", hint=hint)
             answer = await playing
         except BaseExceptionGroup as failures:  # of an agent that does several things at a time
             over, others = failures.split(Over)
-            if over is None or (others is not None and not isinstance(others, Exception)):
-                raise
-            raise others or Over from None
+            return failures if over is None else others or Over()
+        except BaseException as exc:
+            return exc
         try:
             self._answer = msgspec.json.decode(to_json(answer))
         except NOT_JSON:
             self._answer = repr(answer)
+        return None
 
     def _time_over(self) -> AEnvError | None:
         """Whose time is over, when it is one of ours."""
-        rules, patience = self._plan.rules, self.episode.patience
-        if self._whole is not None and self._whole.expired():
+        rules, whole, patience = self._plan.rules, self.episode.time, self.episode.patience
+        if whole is not None and whole.expired():
             limit = rules.episode_timeout
-            if self._given_up is not None and (limit is None or self._whole.when() == self._given_up[0]):
+            if self._given_up is not None and (limit is None or whole.when() == self._given_up[0]):
                 return Abandoned(self._given_up[1])
             return EpisodeTimeout(f"the episode took longer than {limit:g} s")
         if patience is not None and patience.expired():
@@ -343,18 +371,20 @@ class Attempt:
         episode, task = self.episode, self._draw.task
         package = await episode.package()
         kind = (package.env, package.digest, task.datasource, tuple(task.arguments))
-        tools = self._plan.facts.tools.get(kind, "")
-        if not tools:
+        facts = self._plan.facts
+        if not package.digest:
             await episode.list_tools()
-            tools = episode.tools_digest
-            if package.digest:
-                self._plan.facts.tools[kind] = tools
+        elif kind not in facts.tools:
+            async with facts.asking:  # one asks, and the others of its kind wait for the answer
+                if kind not in facts.tools:
+                    await episode.list_tools()
+                    facts.tools[kind] = episode.tools_digest
         return Provenance(
             env=package.env,
             digest=package.digest,
             image=package.image,
             task_digest=task.digest(),
-            tools_digest=tools,
+            tools_digest=facts.tools.get(kind, episode.tools_digest),
             agent=self._plan.agent_name,
             instance=episode.instance_id or "",
             local_rewards=[reward.key for reward in self._plan.rules.taken if reward.is_local],
@@ -368,10 +398,11 @@ class Attempt:
         return {name: round(seconds, 6) for name, seconds in found.items()}
 
 
-def _is_cancelled() -> bool:
-    """Whether somebody wants what runs here to end."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+async def _ended(agent: asyncio.Task[Any]) -> None:
+    """Wait for the end of an agent that was told to end."""
+    await asyncio.wait((agent,), timeout=GRACE)
+    if not agent.done():
+        log.warning("an agent goes on after its end was asked for; what it calls is refused")
 
 
 def _named(agent: object) -> str:

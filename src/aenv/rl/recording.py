@@ -35,7 +35,7 @@ from aenv.rl.trajectory import Call, Failed, Generation, Phase, Tokens, Turn
 
 P = ParamSpec("P")
 R = TypeVar("R")
-MISTAKES = (Invalid, NotFound, Unsupported, Forbidden, Conflict, AuthorError, ToolError)
+HARMLESS = (Invalid, NotFound, Unsupported, Forbidden, Conflict, AuthorError, ToolError)
 """What an agent's program may catch and go on after: it asked for the wrong thing, and the sandbox is well."""
 
 
@@ -59,13 +59,14 @@ def _noting(
 
     @functools.wraps(method)
     async def call(self: Episode, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self.broken is not None:
-            raise Over
+        await self.still()
         try:
             return await method(self, *args, **kwargs)
         except AEnvError as exc:
             self.note(exc)
             raise
+        finally:
+            self.breathe()
 
     return call
 
@@ -97,8 +98,13 @@ class Episode(Environment):
         self.model_seconds = self.tool_seconds = 0.0
         self.patience: asyncio.Timeout | None = None
         """Of the turn under way."""
+        self.time: asyncio.Timeout | None = None
+        """Of all that the agent does."""
         self.began = asyncio.get_running_loop().time()
         self._spoken = False
+        self._turning = asyncio.Lock()
+        self._calling = 0
+        """Tool calls under way."""
         self._under_way = 0
         self._at: Phase = "agent"
         """What the agent does at the moment, or did when it was cut short."""
@@ -136,7 +142,8 @@ class Episode(Environment):
     ) -> None:
         """What the model said, which begins a turn; with what is known of how it came to that."""
         said = _message(message)
-        await self._turn()
+        async with self._turning:
+            await self._turn()
         self._spoken = True
         self.messages.append(said)
         self.model_seconds += seconds
@@ -152,7 +159,18 @@ class Episode(Environment):
 
     def go_on(self) -> None:
         """Ends the agent, by an exception, when there may be no further turn. Ask it before asking a model."""
-        if self.broken is not None or self.turns_left == 0:
+        if self.is_over or self.turns_left == 0:
+            raise Over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing may be called any more: the sandbox is lost, or the agent's time is."""
+        return self.broken is not None or any(limit and limit.expired() for limit in (self.time, self.patience))
+
+    async def still(self) -> None:
+        """Ends the agent, by an exception, when nothing may be called any more."""
+        if self.is_over:
+            await asyncio.sleep(0)  # an agent that catches everything and tries again lets others live
             raise Over
 
     # What is written down
@@ -161,11 +179,12 @@ class Episode(Environment):
         self, name: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None, *, id: str = ""
     ) -> ToolResult:
         """As in ``Environment``; ``id`` is what the model called it."""
-        if self.broken is not None:
-            raise Over
+        await self.still()
         await self._ready()
-        if not self._spoken:
-            await self._turn()
+        async with self._turning:
+            if not self._spoken and not self._calling:  # what is called at the same time is one turn
+                await self._turn()
+            self._calling += 1
         calls, place = self.turns[-1].calls, len(self.turns[-1].calls)
         loop = asyncio.get_running_loop()
         at = loop.time()
@@ -180,6 +199,7 @@ class Episode(Environment):
             self.note(exc)
             raise
         finally:
+            self._calling -= 1
             seconds = loop.time() - at
             self.tool_seconds += seconds
             calls[place] = msgspec.structs.replace(call, result=result, seconds=round(seconds, 6))
@@ -206,6 +226,9 @@ class Episode(Environment):
     _data = _noting(Environment._data)
     _get = _noting(Environment._get)
     _fetch = _noting(Environment._fetch)
+    wait_for_ready = _noting(Environment.wait_for_ready)
+    extend = _noting(Environment.extend)
+    expose = _noting(Environment.expose)
     upload = _noting(Environment.upload)
     download = _noting(Environment.download)
 
@@ -221,7 +244,8 @@ class Episode(Environment):
         turn = self.turns[-1]
         try:
             taken = [reward for reward in self.rules.taken if reward.every_turn]
-            found = {reward.key: await rewards.of_turn(reward, turn, self, self.task.reward) for reward in taken}
+            with self.doing("reward"):
+                found = {reward.key: await rewards.of_turn(reward, turn, self, self.task.reward) for reward in taken}
         except AEnvError as exc:  # whatever the agent does with it: a sum with a part missing is no reward
             self.fail(exc, "reward")
             raise
@@ -229,6 +253,8 @@ class Episode(Environment):
 
     async def _turn(self) -> None:
         await self.close_turn()
+        if self.turns_left == 0:
+            await asyncio.sleep(0)
         self.go_on()
         self.turns.append(Turn(calls=[], rewards={}))
         self.breathe()
@@ -247,7 +273,7 @@ class Episode(Environment):
 
     def note(self, error: AEnvError) -> None:
         """Remember the first failure that leaves no episode to go on with."""
-        if not isinstance(error, MISTAKES):
+        if not isinstance(error, HARMLESS):
             self.fail(error, self.stage)
 
     def fail(self, error: AEnvError, phase: Phase) -> None:

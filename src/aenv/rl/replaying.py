@@ -19,7 +19,7 @@ from aenv.errors import AEnvError, EpisodeError, Invalid, from_wire
 from aenv.models import ToolResult
 from aenv.rl.comparing import Difference, unlike, unlike_results
 from aenv.rl.playing import Attempt, Draw, Plan, template
-from aenv.rl.recording import MISTAKES, Episode
+from aenv.rl.recording import HARMLESS, Episode
 from aenv.rl.rules import Rules
 from aenv.rl.tasks import Task
 from aenv.rl.trajectory import Call, Component, Failed, Trajectory
@@ -27,8 +27,8 @@ from aenv.rl.trajectory import Call, Component, Failed, Trajectory
 Verdict = Literal["same", "differs", "failed"]
 _CLOCK = 1e-5
 """Seconds by which recorded times may be wrong, which are rounded."""
-_LEAST = 1.0
-"""Seconds that a call gets at least which had no result."""
+_LEAST, _MOST = 1.0, 3600.0
+"""Seconds that a call gets at least, and at most, whatever a file says that it took."""
 
 
 class Replayed(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -94,7 +94,7 @@ class Rewarded(Judge):
             expected: Any = component.score if component.details is None else component.details
             try:
                 found = await self._taken(episode, key)
-            except MISTAKES as exc:
+            except HARMLESS as exc:
                 return Difference(what="reward", name=key, expected=expected, found=str(exc), turn=turn)
             if isinstance(found, Mapping) and component.details is None:
                 found = found.get("score")
@@ -205,9 +205,9 @@ class Replay:
         place: dict[str, Any] = {"name": call.name, "step": self._steps, "turn": self._turn}
         try:
             found = await episode.call_tool(
-                _bare(call.name), call.arguments, max(episode.timeout, 2 * call.seconds), id=call.id
+                _bare(call.name), call.arguments, min(max(episode.timeout, 2 * call.seconds), _MOST), id=call.id
             )
-        except MISTAKES as exc:
+        except HARMLESS as exc:
             return Difference(what="call", expected=expected, found=str(exc), **place)
         different = unlike_results(expected, found)
         return different and Difference(what="observation", **different._asdict(), **place)
@@ -219,9 +219,9 @@ class Replay:
         if not is_needed:
             return
         try:
-            async with asyncio.timeout(max(call.seconds, _LEAST)):
+            async with asyncio.timeout(min(max(call.seconds, _LEAST), _MOST)):
                 await episode.call_tool(_bare(call.name), call.arguments, id=call.id)
-        except (*MISTAKES, TimeoutError):
+        except (*HARMLESS, TimeoutError):
             return
 
     # What comes of it

@@ -27,7 +27,7 @@ async def rescore(trajectory: Trajectory, rewards: Rewards, env: str | Environme
     cannot be rescored.
     """
     failed = trajectory.failure
-    if failed is not None and failed.phase != "reward":
+    if failed is not None and (failed.phase != "reward" or trajectory.ended is None):
         hint = "only an episode whose agent came to its end can be rescored"
         raise Invalid(f"episode {trajectory.id} has nothing to score: {failed}", hint=hint)
     taken = chosen(rewards)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -121,7 +122,9 @@ async def asked(reward: Reward, env: Asked | None, arguments: Mapping[str, Any])
 
 
 def _summed(reward: Reward, turns: Sequence[Turn]) -> Component:
-    found = [turn.rewards[reward.key].score for turn in turns if reward.key in turn.rewards]
+    if missing := [number for number, turn in enumerate(turns) if reward.key not in turn.rewards]:
+        raise AuthorError(f"reward {reward.key} was not taken of turn {missing[0]}, and a part of a sum is no reward")
+    found = [turn.rewards[reward.key].score for turn in turns]
     try:
         return Component(score=math.fsum(found), weight=reward.weight)
     except (ValueError, OverflowError) as exc:
@@ -135,6 +138,11 @@ async def _worked_out(reward: Reward, given: Trajectory | Turn) -> Any:
         return await value if isinstance(value, Awaitable) or inspect.isawaitable(value) else value
     except AEnvError:
         raise
+    except asyncio.CancelledError as exc:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise AuthorError(f"reward {reward.key}() waited for something that was cancelled") from exc
     except Exception as exc:
         raise AuthorError(f"reward {reward.key}() raised {type(exc).__name__}: {exc}") from exc
 

@@ -14,13 +14,13 @@ from typing import Any, Self
 import msgspec
 from msgspec import Struct
 
-from aenv.errors import AEnvError, Conflict, Invalid, NotFound
-from aenv.rl.files import Writer, read
+from aenv.errors import AEnvError, Conflict, Invalid
+from aenv.rl.files import NAME, Writer, read
 from aenv.rl.groups import Tally
 from aenv.rl.tasks import Task
 from aenv.rl.trajectory import Trajectory
 
-ABOUT, TRAJECTORIES, REPORT, PAGE = "run.json", "trajectories.jsonl", "report.json", "report.html"
+ABOUT, REPORT, PAGE = "run.json", "report.json", "report.html"
 LABEL = "aenv-run"
 """The label that instances of a run have on a platform, with the run's id."""
 
@@ -35,6 +35,8 @@ class Asked(Struct, frozen=True, kw_only=True):
     n: int
     seed: int | None
     rewards: dict[str, float]
+    settings: dict[str, Any] = {}
+    """Whatever else an episode depends on: its limits, what the model is told."""
 
 
 class About(Struct, frozen=True, kw_only=True):
@@ -57,14 +59,14 @@ class Run:
         self.done: set[tuple[str, int]] = set()
         """Episodes that have ended, as (group, sample)."""
         self._again = again
-        self._writer = Writer(folder / TRAJECTORIES)
+        self._writer = Writer(folder / NAME)
 
     @classmethod
     def open(cls, folder: Path, asked: Asked, *, resume: bool, again: bool = False) -> Run:
         """A new run in a folder, or, with ``resume``, the one that is there; ``again`` plays what failed once more."""
         about = _about(folder)
         if about is None:
-            if (folder / TRAJECTORIES).exists():  # of whom, nobody knows: they are no part of this run
+            if (folder / NAME).exists():  # of whom, nobody knows: they are no part of this run
                 raise Invalid(f"{folder} has trajectories and no {ABOUT}, so it cannot be gone on with")
             return cls(folder, _new(folder, asked), resumed=False, again=again)
         if not resume:
@@ -98,7 +100,7 @@ class Run:
 
     def trajectories(self) -> Iterator[Trajectory]:
         """What there is so far."""
-        return read(self.folder / TRAJECTORIES)
+        return read(self.folder / NAME)
 
     def _note(self, trajectory: Trajectory) -> None:
         key = (trajectory.group, trajectory.sample)
@@ -129,14 +131,6 @@ def tasks_digest(tasks: list[Task]) -> str:
     return hashlib.sha256("".join(task.digest() for task in tasks).encode()).hexdigest()
 
 
-def found(path: Path) -> Path:
-    """The file of trajectories that is meant: itself, or the one in a run's folder."""
-    inside = path / TRAJECTORIES if path.is_dir() else path
-    if not inside.is_file():
-        raise NotFound(f"there are no trajectories at {path}", hint="'aenv rollout --out FOLDER' writes some")
-    return inside
-
-
 def _about(folder: Path) -> About | None:
     try:
         return msgspec.json.decode((folder / ABOUT).read_bytes(), type=About)
@@ -153,11 +147,12 @@ def _new(folder: Path, asked: Asked) -> About:
 
 
 def write_whole(path: Path, value: Any) -> None:
-    """Write JSON in one step: whoever reads it finds all of it, or what was there before."""
+    """Write a text, or anything else as JSON, in one step: whoever reads it finds all of it, or what was before."""
+    data = value.encode() if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value)) + b"\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f".{path.name}.{os.getpid()}")
-        new.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+        new.write_bytes(data)
         new.replace(path)
     except OSError as exc:
         raise AEnvError(f"{path} cannot be written: {exc.strerror or exc}") from exc

@@ -138,8 +138,8 @@ class Lineage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The trajectory that this one was made from."""
 
     parent: str
-    relation: Literal["rescored", "replayed", "forked"]
-    turn: int | None = None
+    relation: str
+    """``rescored``: other rewards of the same episode."""
 
 
 class Trajectory(Struct, frozen=True, kw_only=True):
@@ -151,7 +151,8 @@ class Trajectory(Struct, frozen=True, kw_only=True):
     """The environment that was asked for, as it was asked for."""
     task: Task
     outcome: Scored | Failed
-    ended: Ending = "done"
+    ended: Ending | None = None
+    """None when the agent did not come to its end."""
     seed: int | None = None
     """What the environment was seeded with."""
     group: str = ""

@@ -151,7 +151,7 @@ function groupHead(name, members) {
 function item(row, grouped) {
   const named = grouped ? `sample ${row.sample}` : `${row.task || row.id} / ${row.sample}`;
   const more = [`${row.turns} ${row.turns === 1 ? "turn" : "turns"}`, seconds(row.seconds),
-    row.ended === "done" ? "" : row.ended, row.reason || row.id].filter(Boolean).join(" · ");
+    row.ended === "done" ? "" : row.ended || "", row.reason || row.id].filter(Boolean).join(" · ");
   return make("div", { class: "row", role: "option", id: `row-${row.place}`, onclick: () => choose(row.place) },
     make("span", { class: "name", text: named }), badge(row), make("span", { class: "more", text: more }));
 }
@@ -243,7 +243,7 @@ function show({ trajectory: of, steps }, row) {
     toggle.setAttribute("aria-pressed", String(!raw.hidden));
   } });
   const under = [of.env, of.group && of.group !== of.task.id ? `group ${of.group}` : "", `sample ${of.sample}`,
-    of.seed === null ? "" : `seed ${of.seed}`, `ended: ${of.ended}`,
+    of.seed === null ? "" : `seed ${of.seed}`, of.ended ? `ended: ${of.ended}` : "",
     of.began_at ? new Date(of.began_at * 1000).toISOString().slice(0, 19).replace("T", " ") + " UTC" : "", of.id];
   const facts = [section("Time", ...times(of.seconds ?? {}))];
   if (isScored(row)) facts.unshift(section("Reward", components(of.outcome)));

@@ -87,7 +87,8 @@ class _Page:
         yield "outcome", _outcome(of.outcome)
         if isinstance(of.outcome, Failed) and of.outcome.hint:
             yield "hint", plain(of.outcome.hint)
-        yield "ended", of.ended
+        if of.ended is not None:
+            yield "ended", of.ended
         if of.retried:
             yield "retried", "\n".join(plain(failed) for failed in of.retried)
         if of.seconds:
@@ -95,8 +96,7 @@ class _Page:
         if provenance := _provenance(of):
             yield "provenance", "\n".join(f"{name} {value}" for name, value in provenance)
         if of.lineage is not None:
-            turn = "" if of.lineage.turn is None else f" at turn {of.lineage.turn + 1}"
-            yield "lineage", f"{of.lineage.relation} from {line(of.lineage.parent)}{turn}"
+            yield "lineage", f"{line(of.lineage.relation)} from {line(of.lineage.parent)}"
 
     # What was said and done
 
