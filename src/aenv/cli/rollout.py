@@ -233,7 +233,8 @@ def _module(place: str) -> Any:
     if not path.is_file():
         raise NotFound(f"there is no file {place}", hint="name the file that the agent is in")
     sys.path.insert(0, str(path.parent))
-    name = f"aenv_agent_{path.stem}"  # its own name may be that of another module
+    taken = path.stem in sys.modules or path.stem in sys.stdlib_module_names
+    name = f"aenv_agent_{path.stem}" if taken else path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

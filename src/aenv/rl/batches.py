@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -99,8 +100,9 @@ class Rollouts:
         self._results: asyncio.Queue[Trajectory | None] = asyncio.Queue()
         self._running: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
-        self._mistakes: list[Trajectory] | None = []
-        """Those that have failed alike by a mistake of the caller's, as long as none ended otherwise."""
+        self._mistakes: Counter[tuple[str, str, str]] | None = Counter()
+        """How many have failed by a mistake of the caller's, by kind, phase and task, as long as none ended
+        otherwise."""
 
     async def __aenter__(self) -> Self:
         self._running = asyncio.create_task(self._run(), name="aenv rollouts")
@@ -178,6 +180,8 @@ class Rollouts:
             self.pace.ended(trajectory.failure, began)
             if not await self.plan.again(trajectory, retried):
                 break
+        if race.ended() == self._n:
+            self._races.pop(draw.group, None)
         self._results.put_nowait(trajectory)
         self._count(trajectory)
 
@@ -204,16 +208,15 @@ class Rollouts:
     def _count(self, trajectory: Trajectory) -> None:
         """Stop a run that cannot succeed: its first episodes, of several tasks, have all failed alike, by a mistake of
         the caller's."""
-        failed, before = trajectory.failure, self._mistakes
-        if before is None:
+        failed, mistakes = trajectory.failure, self._mistakes
+        if mistakes is None:
             return
-        alike = all((other.failure.kind, other.failure.phase) == _kind(failed) for other in before if other.failure)
-        if failed is None or failed.kind not in MISTAKES or not alike:
+        if failed is not None and failed.kind in MISTAKES:
+            mistakes[failed.kind, failed.phase, trajectory.task.id] += 1
+        if failed is None or failed.kind not in MISTAKES or len({place[:2] for place in mistakes}) > 1:
             self._mistakes = None
-            return
-        before.append(trajectory)
-        if len(before) >= FIRST and len({other.task.id for other in before}) > 1:
-            words = f"the first {len(before)} episodes failed alike: {failed.reason} (task {trajectory.task.id})"
+        elif mistakes.total() >= FIRST and len(mistakes) > 1:
+            words = f"the first {mistakes.total()} episodes failed alike: {failed.reason} (task {trajectory.task.id})"
             raise from_wire({"code": failed.kind, "message": words, "hint": failed.hint})
 
 
@@ -233,12 +236,14 @@ class _Race:
 
     def leave(self, attempt: Attempt) -> None:
         began = self._under_way.pop(attempt, None)
-        if began is None or attempt.outcome is None:
-            return
-        self._done += 1
-        if isinstance(attempt.outcome, Scored):
+        if began is not None and isinstance(attempt.outcome, Scored):
             self._took.append(asyncio.get_running_loop().time() - began)
+
+    def ended(self) -> int:
+        """An episode has ended, and is not begun anew; how many have."""
+        self._done += 1
         self._look()
+        return self._done
 
     def _look(self) -> None:
         if self._done < self._needed or not self._took:
@@ -247,10 +252,6 @@ class _Race:
         why = f"it took more than {self._rule.factor:g} times the {usual:.3g} s of others of its group"
         for attempt, began in self._under_way.items():
             attempt.give_up(began + self._rule.factor * usual, why)
-
-
-def _kind(failed: Failed | None) -> tuple[str, str] | None:
-    return None if failed is None else (failed.kind, failed.phase)
 
 
 async def _each(tasks: Tasks) -> AsyncIterator[Task | str | Mapping[str, Any]]:
