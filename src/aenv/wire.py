@@ -232,8 +232,10 @@ class Renewed(Struct):
     lease_expires_at: str = ""
 
 
-class Reset(Struct):
+class Reset(Struct, omit_defaults=True):
     seed: int | None = None
+    arguments: dict[str, Any] = {}
+    """Of the author's reset: which task to begin, for example."""
 
 
 class Exec(Struct, kw_only=True):

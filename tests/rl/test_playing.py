@@ -12,7 +12,7 @@ from aenv import Environment, attach
 from aenv.errors import AEnvError, Invalid
 from aenv.rl import Episode, Failed, Reward, Rules, Scored, Task, Trajectory, Turn, files, rollout, rollouts
 from aenv.rl.playing import derived
-from tests.rl.bench import TURNS, Bench, idle, worker
+from tests.rl.bench import TURNS, Bench, idle, worker, write_env
 from tests.rl.proofs import has_no_number, is_scored
 from tests.support import Sandbox
 
@@ -250,6 +250,49 @@ async def test_without_a_reset_none_is_called(plain_bench: Bench) -> None:
     assert (trajectory.observation, trajectory.provenance.reset) == (None, False)
     unasked = await rollout(plain_bench.env(), worker, {"arguments": ["reset=raise"]}, rules=Rules(reset=False))
     is_scored(unasked, TURNS)
+
+
+LEVELS = """
+from aenv import register_reset, register_reward, register_tool
+
+level = 0
+
+@register_reset
+def begin(wanted: int, seed: int | None = None) -> str:
+    global level
+    level = wanted
+    return f"level {wanted}, seed {seed}"
+
+@register_tool
+def climb() -> int:
+    global level
+    level += 1
+    return level
+
+@register_reward
+def height() -> float:
+    return float(level)
+"""
+
+
+async def test_a_task_is_begun_by_a_reset_with_its_arguments(plain_bench: Bench) -> None:
+    write_env(plain_bench.home, "levels", LEVELS)
+    env = plain_bench.env("levels")
+    trajectory = await rollout(env, idle, {"reset": {"wanted": 3}}, seed=5)
+    is_scored(trajectory, 3.0)
+    assert trajectory.observation == "level 3, seed 5"
+    wrong = await rollout(env, idle, {"reset": {"wanted": "high"}}, seed=5)
+    assert wrong.failure is not None
+    assert (wrong.failure.kind, wrong.failure.phase) == ("invalid", "reset")
+    assert "wanted" in wrong.failure.reason
+
+
+async def test_an_episode_about_another_task_is_not_played(plain_bench: Bench) -> None:
+    """The environment has no reset, or none is to be called: then it would not be the task that was asked for."""
+    for name, rules in (("words", Rules(rewards="first")), ("saboteur", Rules(reset=False))):
+        trajectory = await rollout(plain_bench.env(name), idle, {"reset": {"wanted": 3}}, rules=rules)
+        assert trajectory.failure is not None
+        assert trajectory.failure.phase == "reset"
 
 
 async def test_a_file_that_cannot_be_written_fails_before_the_agent(plain_bench: Bench) -> None:

@@ -23,7 +23,7 @@ from aenv.auth.callers import Caller
 from aenv.control import Service, segment
 from aenv.errors import AEnvError, Invalid, NetworkError, NotFound, SandboxError, Unsupported
 from aenv.models import ExecResult, to_json
-from aenv.wire import Exec
+from aenv.wire import Exec, Reset
 
 LONGEST_EXEC = 3600.0
 """Most seconds of a command."""
@@ -63,9 +63,9 @@ class Errands:
         found: Calls = await self._ask(caller, id, "GET", path, timeout=_ANSWER)
         return found
 
-    async def reset(self, caller: Caller, id: str, seed: int | None = None) -> Any:
+    async def reset(self, caller: Caller, id: str, wanted: Reset) -> Any:
         """Put an instance back to its beginning; what the author's reset returns."""
-        return await self._ask(caller, id, "POST", "/reset", to_json({"seed": seed}), timeout=_RESET)
+        return await self._ask(caller, id, "POST", "/reset", to_json(wanted), timeout=_RESET)
 
     async def _ask(self, caller: Caller, id: str, method: str, path: str, body: bytes = b"", *, timeout: float) -> Any:
         entry, place = await self._visible.running(caller, id)

@@ -104,7 +104,7 @@ class Handlers:
 
     async def reset(self, call: Call, id: str, body: Reset | None = None) -> Any:
         """Put an instance back to its beginning, as its author's reset does; what that returns."""
-        return await self._instances.inside.reset(call.caller, id, body.seed if body else None)
+        return await self._instances.inside.reset(call.caller, id, body or Reset())
 
     async def exec(self, call: Call, id: str, body: Exec) -> ExecResult:
         """Run a command inside. One that ran and failed is an answer, too, with its return code."""

@@ -107,9 +107,9 @@ class ApiClient(Service):
         """Say that its client is still there."""
         return await self.ask("POST", f"{_path(id)}/renew", type=Renewed, repeatable=True, retries=retries)
 
-    async def reset(self, id: str, seed: int | None = None) -> Any:
+    async def reset(self, id: str, seed: int | None = None, arguments: Mapping[str, Any] | None = None) -> Any:
         """Put it back to its beginning; what the author's reset returns."""
-        return await self.ask("POST", f"{_path(id)}/reset", body=Reset(seed), type=Any)
+        return await self.ask("POST", f"{_path(id)}/reset", body=Reset(seed, dict(arguments or {})), type=Any)
 
     async def exec(self, id: str, command: Exec) -> ExecResult:
         """Run a command inside."""

@@ -336,9 +336,11 @@ class Environment:
         await self._healthy(sandbox, self._headers, self.startup_timeout if timeout is None else timeout)
         return True
 
-    async def reset(self, seed: int | None = None) -> Any:
-        """Put the environment back to its beginning; what the author's reset returns."""
-        return await self._data("/reset", {"seed": seed}, None, "reset")
+    async def reset(self, seed: int | None = None, arguments: Mapping[str, Any] | None = None) -> Any:
+        """Put the environment back to its beginning, or that of a task; ``arguments`` are those of the author's reset.
+        What that returns."""
+        more = {"arguments": dict(arguments)} if arguments else {}
+        return await self._data("/reset", {"seed": seed, **more}, None, "reset")
 
     async def agent_url(self) -> str:
         """A URL to hand to an agent: it opens the tools, and nothing else."""

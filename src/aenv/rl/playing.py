@@ -292,11 +292,16 @@ class Attempt:
     async def _reset(self) -> None:
         episode, known = self.episode, self._plan.facts.no_reset
         key = (self._provenance.env, self._provenance.digest)
+        given = self._draw.task.reset
+        if given and not self._plan.rules.reset:
+            raise Invalid(f"task {self._draw.task.id} is begun by a reset, and the rules say that there is none")
         if self._plan.rules.reset and key not in known:
             try:
-                episode.observation = await episode.reset(self._draw.seed)
+                episode.observation = await episode.reset(self._draw.seed, given)
                 self._provenance = msgspec.structs.replace(self._provenance, reset=True)
             except Unsupported:
+                if given:  # without it, the episode would be about something else
+                    raise
                 known.add(key)
         for path, text in self._draw.task.files.items():
             await episode.upload(path, text)

@@ -26,6 +26,8 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What its instance is made with, as in ``Environment``."""
     files: dict[str, str] = {}
     """Texts that are written into the sandbox before the agent begins, by their paths."""
+    reset: dict[str, Any] = {}
+    """Arguments of the environment's reset, beside the seed: which of its tasks it is, for example."""
     reward: dict[str, Any] = {}
     """Arguments of the reward, which no model sees."""
     seed: int | None = None

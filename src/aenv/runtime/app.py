@@ -326,12 +326,14 @@ class App:
 
     def reset(self, request: Request, rest: str) -> Reply:
         body = json_object(request.body)
-        seed = body.get("seed")
-        if set(body) - {"seed"} or not (seed is None or isinstance(seed, int)):
-            raise Invalid('reset takes {"seed": an integer or null}')
+        seed, arguments = body.get("seed"), body.get("arguments") or {}
+        if set(body) - {"seed", "arguments"} or not (seed is None or isinstance(seed, int)):
+            raise Invalid('reset takes {"seed": an integer or null, "arguments": an object}')
+        if not isinstance(arguments, dict):
+            raise Invalid("the arguments of a reset are an object")
 
         async def answer() -> Response:
-            return success(await self.service.reset(seed))
+            return success(await self.service.reset(seed, arguments))
 
         return working(answer())
 

@@ -195,6 +195,7 @@ def register_teardown(function: F) -> F:
 
 
 def register_reset(function: F) -> F:
-    """Put the environment back to its beginning, for ``Environment.reset(seed=...)``."""
+    """Put the environment back to its beginning, or that of a task, for ``Environment.reset``. It may take ``seed``,
+    and whatever else a task says in its ``reset``."""
     _mark("reset", function, None)
     return function

@@ -19,7 +19,7 @@ from aenv.errors import (
     Unsupported,
     did_you_mean,
 )
-from aenv.models import ExecResult, ToolResult
+from aenv.models import ExecResult, ToolResult, to_json
 from aenv.project import Project
 from aenv.runtime import commands, seeds
 from aenv.runtime.commands import Command
@@ -142,16 +142,16 @@ class Service:
                 hint="deployConfig.timeouts.call sets this limit",
             ) from None
 
-    async def reset(self, seed: int | None) -> Any:
-        """Run the author's reset with the seed, if it takes one."""
+    async def reset(self, seed: int | None, arguments: dict[str, Any] | None = None) -> Any:
+        """Run the author's reset with the seed, if it takes one, and with whatever else it is given."""
         function = self.loaded.reset
         if function is None:
             raise Unsupported("this environment cannot be reset", hint="register one with @register_reset")
+        given = _for_reset(function, seed, arguments or {})
         self.instance = self.instance._replace(seed=seed)
         seeds.plant(seed)
-        takes_seed = "seed" in function.arguments.schema["properties"]
-        with Noted(self.history, "reset", function.name, {"seed": seed}):
-            value = await run_hook(function, self.context(function.name), {"seed": seed} if takes_seed else {})
+        with Noted(self.history, "reset", function.name, {**(arguments or {}), "seed": seed}):
+            value = await run_hook(function, self.context(function.name), given)
             return plain(value, function.result, function.name)
 
     async def health(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -195,6 +195,18 @@ class Service:
         if name is None and len(rewards) > 1:
             raise Invalid(f"there are {len(rewards)} rewards", hint=f"choose with name=: {', '.join(rewards)}")
         return next(iter(rewards.values())) if name is None else lookup(rewards, name, "reward")
+
+
+def _for_reset(function: Function, seed: int | None, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What an author's reset is called with. A reset that takes nothing but a seed takes any, also none."""
+    schema = function.arguments.schema
+    required = set(schema.get("required", ()))
+    own = {"seed": seed} if "seed" in schema["properties"] else {}
+    if not arguments and required <= {"seed"}:
+        return own
+    if "seed" in arguments:
+        raise Invalid("a reset is given its seed beside its arguments", hint="use reset(seed=...)")
+    return function.decode(to_json({**arguments, **(own if seed is not None or "seed" in required else {})}))
 
 
 def lookup(table: dict[str, Function], name: str, kind: str) -> Function:
