@@ -22,13 +22,21 @@ EPISODES = 1000
 TURNS = 10
 ALONE, ALONE_AT_ONCE = 4, 2
 """Episodes of the peer with a server process each, and how many at a time: one for each core."""
-MOST_ALONE, MOST_TURN, MOST_GROWTH = 1 / 20, 1.0, 1.25
+LONG, REUSE = 10_000, 100
+"""Episodes of a run whose instances play several of them, and how many each may."""
+MOST_REUSED, MOST_ALONE, MOST_TURN, MOST_GROWTH = 1.0, 1 / 20, 1.0, 1.25
 _NAME = f"{EPISODES:,} episodes at once"
+_LONG = f"{LONG:,} episodes, {EPISODES:,} at once, instances reused"
 
 
 def episodes(effort: Effort) -> list[Line]:
-    """1,000 concurrent episodes of ten turns, isolated, beside OpenEnv's server, which isolates none of them."""
+    """1,000 concurrent episodes of ten turns, isolated, beside OpenEnv's server, which isolates none of them.
+
+    Its sessions share one process, and begin with a reset. Ours share nothing at any time: in a long run whose
+    instances play several episodes, from none started to none left, and with a new instance for each.
+    """
     asked = {"episodes": EPISODES, "at_once": EPISODES, "turns": TURNS}
+    long = {**asked, "episodes": LONG}
     memory: list[float] = []
     with ExitStack() as stack:
         trainer = stack.enter_context(_trainer())
@@ -37,17 +45,21 @@ def episodes(effort: Effort) -> list[Line]:
         before = Left(trainer)
         as_made, tuned = (stack.enter_context(_peer(*mode)) for mode in ((), ("tuned",)))
 
-        def ours() -> float:
-            spent = trainer.ask("play", **asked)
-            memory.append(spent["memory"])
-            return float(spent["wall"]) / EPISODES
+        def ours(reuse: int = 1, **wanted: int) -> float:
+            spent = trainer.ask("play", reuse=reuse, **wanted)
+            if reuse == 1:
+                memory.append(spent["memory"])
+            return float(spent["wall"]) / wanted["episodes"]
 
-        sides = (ours, lambda: _played(as_made, asked), lambda: _played(tuned, asked))
+        sides = (lambda: ours(**asked), lambda: _played(as_made, asked), lambda: _played(tuned, asked))
         mine, theirs, best = interleave(3 if effort.quick else 7, *sides)
+        sides = (lambda: ours(REUSE, **long), lambda: _played(as_made, long))
+        reused, sessions = interleave(1 if effort.quick else 3, *sides)
         trainer.settle(SPARE)
         before.check(trainer)
     alone = [_alone() for _ in range(1 if effort.quick else 3)]
     return [
+        _rate(_LONG, reused, "OpenEnv", sessions, MOST_REUSED),
         _rate(_NAME, mine, "OpenEnv", theirs),
         _rate(f"{_NAME} (tuned)", mine, "OpenEnv, tuned", best),
         _rate(f"{_NAME} (a process each)", [median(mine)] * len(alone), "OpenEnv, a process each", alone, MOST_ALONE),

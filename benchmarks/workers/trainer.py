@@ -28,13 +28,13 @@ class Trainer:
         self._name = project.read(Path.cwd()).name
         self._turns = 0
 
-    async def play(self, episodes: int, at_once: int, turns: int) -> dict[str, float]:
+    async def play(self, episodes: int, at_once: int, turns: int, reuse: int = 1) -> dict[str, float]:
         self._turns = turns
         tasks = (Task(id=str(number), reward={"a": number, "b": turns}) for number in range(episodes))
         env = Environment(self._name, ttl=LIFE)
         spent = _Spent()
         done = 0
-        async with rollouts(env, self._agent, tasks, concurrency=at_once, seed=1) as run:
+        async with rollouts(env, self._agent, tasks, concurrency=at_once, seed=1, reuse=reuse) as run:
             async for trajectory in run:
                 assert trajectory.reward == int(trajectory.task.id) + turns, trajectory.outcome
                 assert len(trajectory.turns) == turns, trajectory

@@ -28,14 +28,14 @@ SEEDED = HEAD + TOOL.format(drawn="random.randint(1, 10**9)") + REWARD.format(va
 def check(aenv, here):
     """Write a project and return the exit code and its row of ``validate --determinism``."""
 
-    def check(code, *options):
+    def check(code, *options, row="determinism"):
         root = here / "demo"
         (root / "src").mkdir(parents=True, exist_ok=True)
         (root / "config.json").write_text(json.dumps({"name": "demo", "version": "1.0.0"}))
         (root / "src" / "custom_env.py").write_text(code)
         answer = aenv("validate", "-w", "demo", "--determinism", "-o", "json", *options)
-        (row,) = [row for row in answer.data["checks"] if row["check"] == "determinism"]
-        return answer.code, row["status"], row["detail"], row["fix"]
+        (found,) = [each for each in answer.data["checks"] if each["check"] == row]
+        return answer.code, found["status"], found["detail"], found["fix"]
 
     return check
 
@@ -70,6 +70,31 @@ def test_a_reset_and_a_reward_are_compared_too(check):
     assert check(SEEDED + reset.format(value="random.random()"))[:2] == (0, "ok")
     code, status, detail, _ = check(HEAD + TOOL.format(drawn="1") + REWARD.format(value="time.time()"))
     assert (code, status, "reward score" in detail) == (1, "fail", True)
+
+
+RESET = """
+count = 0
+
+@register_reset
+def begin() -> None:
+    global count
+    count = {start}
+
+@register_tool
+def step() -> int:
+    global count
+    count += 1
+    return count
+"""
+
+
+def test_a_reset_that_leaves_something_is_told(check):
+    """Two instances of their own play the same, so only a second episode in one of them shows it."""
+    assert check(HEAD + RESET.format(start=0), row="reuse")[:2] == (0, "ok")
+    code, status, detail, fix = check(HEAD + RESET.format(start="count"), row="reuse")
+    assert (code, status) == (0, "warn")
+    assert "observation step" in detail
+    assert "reuse=1" in fix
 
 
 @pytest.mark.parametrize(

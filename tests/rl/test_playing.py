@@ -287,6 +287,31 @@ async def test_a_task_is_begun_by_a_reset_with_its_arguments(plain_bench: Bench)
     assert "wanted" in wrong.failure.reason
 
 
+async def test_an_agent_is_offered_the_tools_of_its_task(plain_bench: Bench) -> None:
+    async def agent(env: Episode, task: Task) -> list[str]:
+        offered = [tool["name"] for tool in await env.list_tools()]
+        offered += [tool["function"]["name"] for tool in await env.list_openai_tools()]
+        await env.call_tool("saboteur/work")
+        await env.call_tool("pause", {"seconds": 0.0})
+        return offered
+
+    trajectory = await rollout(plain_bench.env(), agent, {"tools": ["work"]})
+    is_scored(trajectory, 1.0)
+    assert trajectory.answer == ["saboteur/work", "work"]
+    done, refused = (call.result for call in trajectory.calls)
+    assert done is not None
+    assert refused is not None
+    assert (done.is_error, refused.is_error) == (False, True)
+    assert refused.text == "there is no tool 'pause'; available: work"
+
+
+async def test_a_task_cannot_offer_what_is_not_there(plain_bench: Bench) -> None:
+    trajectory = await rollout(plain_bench.env(), worker, {"id": "t", "tools": ["work", "wrok"]})
+    assert trajectory.failure is not None
+    assert trajectory.failure.kind == "invalid"
+    assert trajectory.failure.reason == "task t offers 'wrok', which saboteur does not have"
+
+
 async def test_an_episode_about_another_task_is_not_played(plain_bench: Bench) -> None:
     """The environment has no reset, or none is to be called: then it would not be the task that was asked for."""
     for name, rules in (("words", Rules(rewards="first")), ("saboteur", Rules(reset=False))):

@@ -25,8 +25,11 @@ _FIX = (
 )
 
 
-def determinism_check(found: Project, startup_timeout: float, episodes: Path | None) -> Check:
-    """Two episodes of one seed, or recorded ones twice.
+_FIX_RESET = "have @register_reset put back all that a tool changes, files among it, or play with reuse=1"
+
+
+def determinism_checks(found: Project, startup_timeout: float, episodes: Path | None) -> list[Check]:
+    """Two episodes of one seed, or recorded ones twice; and two in one instance, where it can be reset.
 
     Each time has an event loop of its own, and with it an engine and an interpreter of its own: what only two forks
     of one process have in common, such as the order of a set, is not taken for the seed's doing.
@@ -34,11 +37,15 @@ def determinism_check(found: Project, startup_timeout: float, episodes: Path | N
     recorded = None if episodes is None else _read(episodes)
     with chdir(found.root):  # from where the project is found by its name
         try:
-            if recorded is None:
-                return _exercised([run_async(_exercise(found, startup_timeout)) for _ in range(2)])
-            return _replayed(recorded, [run_async(_replay(found, startup_timeout, recorded)) for _ in range(2)])
+            if recorded is not None:
+                return [_replayed(recorded, [run_async(_replay(found, startup_timeout, recorded)) for _ in range(2)])]
+            played = [run_async(_exercise(found, startup_timeout)) for _ in range(2)]
+            checks = [_exercised(played)]
+            if checks[0].status == "ok" and played[0].provenance.reset:
+                checks.append(_reused(run_async(_exercise_again(found, startup_timeout))))
+            return checks
         except AEnvError as exc:
-            return Check("determinism", "fail", f"nothing could be compared: {exc.message}", exc.hint or "")
+            return [Check("determinism", "fail", f"nothing could be compared: {exc.message}", exc.hint or "")]
 
 
 def _like(found: Project, startup_timeout: float) -> Environment:
@@ -74,6 +81,30 @@ def _exercised(played: Sequence[Trajectory]) -> Check:
     return Check(
         "determinism", "ok", f"the same twice, {len(first.calls)} calls: {', '.join(names) or 'nothing to ask'}"
     )
+
+
+async def _exercise_again(found: Project, startup_timeout: float) -> list[Trajectory]:
+    """Two episodes in one instance."""
+    from aenv.rl.batches import rollouts
+    from aenv.rl.exercising import RULES, exercise
+    from aenv.rl.tasks import Task
+
+    tasks = [Task(id=name, seed=SEED) for name in ("first", "second")]
+    async with rollouts(*(_like(found, startup_timeout), exercise, tasks), rules=RULES, concurrency=1, reuse=2) as run:
+        return [trajectory async for trajectory in run]
+
+
+def _reused(played: Sequence[Trajectory]) -> Check:
+    from aenv.rl.exercising import differing
+
+    first, second = played
+    if second.failure is not None or not second.provenance.earlier:
+        detail = f"no second episode was played in one instance: {second.failure or first.failure or 'a call failed'}"
+        return Check("reuse", "warn", detail, _FIX_RESET)
+    if difference := differing(first, second):
+        detail = f"after its reset, an instance is not as it was at first:\n{difference}"
+        return Check("reuse", "warn", detail, _FIX_RESET)
+    return Check("reuse", "ok", "an instance plays the same again after its reset")
 
 
 # With records

@@ -29,7 +29,10 @@ from aenv.rl.runs import LABEL, PAGE, REPORT, Asked, Run, tasks_digest, write_wh
 from aenv.rl.tasks import Task
 from aenv.rl.trajectory import Failed
 
-_SETTINGS = ("max_turns", "turn_timeout", "episode_timeout", "score_late", "system", "parameter", "model_url", "tokens")
+_SETTINGS = (
+    *("max_turns", "turn_timeout", "episode_timeout", "score_late", "reuse"),
+    *("system", "parameter", "model_url", "tokens"),
+)
 """Options that an episode depends on, and that are the same for all of a run."""
 MOST_SHOWN = 1000
 """Episodes that the page of a run shows."""
@@ -59,6 +62,7 @@ MOST_SHOWN = 1000
 @click.option("--retry-failed", is_flag=True, help="With --resume: play those that failed once more.")
 @click.option("-c", "--concurrency", type=click.IntRange(1), default=32, help="Most episodes at a time.")
 @click.option("--prefetch", type=click.IntRange(0), default=0, help="Instances that are started ahead of their turn.")
+@click.option("--reuse", type=click.IntRange(1), help="Episodes that an instance plays, each begun by a reset.")
 @click.option("--max-turns", type=click.IntRange(1), help="Turns after which an agent is stopped, and scored.")
 @click.option("--turn-timeout", type=float, help="Most seconds for the model to answer, and for each tool.")
 @click.option("--episode-timeout", type=float, help="Most seconds for all that an agent does.")
@@ -151,6 +155,7 @@ async def _played(run: Run, agent: Agent, tasks: list[Task], rules: Rules, optio
             rules=rules,
             concurrency=options["concurrency"],
             prefetch=options["prefetch"],
+            reuse=options["reuse"] or 1,
             stragglers=Stragglers(factor=options["stragglers"]) if options["stragglers"] else None,
             skip=run.done,
         ) as going:

@@ -71,9 +71,9 @@ def validate(*, work_dir: Path, determinism: bool, episodes: Path | None, startu
         with stdout_reserved():
             checks += run_async(live_checks(found, startup_timeout))
             if determinism and not any(row.check == "start" and row.status == "fail" for row in checks):
-                from aenv.cli.determinism import determinism_check
+                from aenv.cli.determinism import determinism_checks
 
-                checks.append(determinism_check(found, startup_timeout, episodes))
+                checks += determinism_checks(found, startup_timeout, episodes)
     return show_checks(checks, output)
 
 

@@ -108,13 +108,14 @@ class Environment:
         self._blank()
 
     @classmethod
-    def like(cls, other: Environment, **changes: Any) -> Self:
+    def like(cls, other: Environment, provision: Provision | None = None, **changes: Any) -> Self:
         """Another environment of the same description, which is not started yet; ``changes`` are fields of its
-        ``SandboxSpec``."""
+        ``SandboxSpec``. It comes from where the other one does, unless a ``provision`` is given."""
         made = cls.__new__(cls)
         made.env_name = str(other.spec.env)
-        for kept in ("timeout", "startup_timeout", "max_retries", "skip_for_healthy", "_provision"):
+        for kept in ("timeout", "startup_timeout", "max_retries", "skip_for_healthy"):
             setattr(made, kept, getattr(other, kept))
+        made._provision = provision or other.provision
         made.spec = msgspec.structs.replace(other.spec, **changes)
         made._blank()
         return made
@@ -148,6 +149,11 @@ class Environment:
     def sandbox(self) -> Sandbox | None:
         """The sandbox as it was given; None while there is none."""
         return self._sandbox
+
+    @property
+    def provision(self) -> Provision:
+        """Where its sandbox comes from."""
+        return self._provision
 
     async def package(self) -> Package:
         """What the sandbox was made of, as far as who provided it knows: the package's digest, and the image."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
@@ -16,7 +17,7 @@ from aenv.client.leases import leases
 from aenv.client.services import ServicesClient
 from aenv.control import key_for, plain_header, platform_url
 from aenv.errors import AEnvError, Invalid, NetworkError, NotFound, SandboxLost, StartFailed, Unsupported
-from aenv.models import Sandbox, SandboxSpec, State, told
+from aenv.models import Sandbox, SandboxSpec, State, parse_duration, told
 from aenv.project.images import image_of
 from aenv.wire import LEASE, Expose, Instance, InstanceRequest
 
@@ -179,6 +180,7 @@ class Platform:
         direct = instance.socket if await _is_here(instance) else ""
         if not direct and not instance.url:
             raise NetworkError(f"{self._api.url} did not say where {_named(instance)} is")
+        now = time.time()  # by this machine's clock, to which nobody else's need be right
         return Sandbox(
             url=direct or instance.url,
             public_url=instance.url,
@@ -191,6 +193,8 @@ class Platform:
             image=image_of(instance.env.artifacts),
             owner=instance.owner,
             labels=instance.labels,
+            created_at=now,
+            expires_at=now + parse_duration(instance.ttl) if instance.ttl else None,
         )
 
     async def _give_back(self, id: str | None, request: InstanceRequest, key: str) -> None:

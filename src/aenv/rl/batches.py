@@ -18,6 +18,7 @@ from aenv.errors import Forbidden, Invalid, NotFound, Unauthorized, Unsupported,
 from aenv.rl.groups import Group
 from aenv.rl.pacing import Pace
 from aenv.rl.playing import Agent, Attempt, Draw, Plan, derived, template
+from aenv.rl.reusing import Reuse
 from aenv.rl.rules import Rules
 from aenv.rl.tasks import Task
 from aenv.rl.trajectory import Failed, Scored, Trajectory
@@ -55,6 +56,7 @@ def rollouts(
     adaptive: bool = True,
     prefetch: int = 0,
     stragglers: Stragglers | None = None,
+    reuse: int = 1,
     skip: Collection[tuple[str, int]] = (),
 ) -> Rollouts:
     """``n`` episodes of each task, to be used as ``async with rollouts(...) as run: async for trajectory in run: ...``.
@@ -62,15 +64,31 @@ def rollouts(
     Episodes of one task have its id as their group, and one seed that follows from ``seed``, which is drawn when none
     is given; at most ``concurrency``
     are played at a time, and fewer while the platform is congested, if ``adaptive``. ``prefetch`` more have their
-    instances started meanwhile. ``skip`` are episodes that are done already, as (group, sample). Leaving the block
+    instances started meanwhile. An instance plays up to ``reuse`` episodes, one after the other, each begun by the
+    environment's reset. ``skip`` are episodes that are done already, as (group, sample). Leaving the block
     ends what goes on, and gives every instance back.
     """
     if n < 1:
         raise Invalid(f"n is {n}", hint="give a number of episodes from 1 on")
-    plan = Plan(template(env), agent, rules or Rules(), alone=concurrency + prefetch == 1)
+    like, rules = template(env), rules or Rules()
     pace = Pace(concurrency, prefetch, adaptive=adaptive)
+    plan = Plan(
+        *(like, agent, rules),
+        alone=concurrency + prefetch == 1,
+        reuse=_reuse(reuse, like, rules, concurrency + prefetch),
+    )
     chosen = secrets.randbits(32) if seed is None else seed
     return Rollouts(plan, pace, tasks, n, chosen, stragglers, frozenset(skip))
+
+
+def _reuse(most: int, env: Environment, rules: Rules, room: int) -> Reuse | None:
+    if most < 1:
+        raise Invalid(f"reuse is {most}", hint="give a number of episodes from 1 on, which an instance plays")
+    if most == 1:
+        return None
+    if not rules.reset:
+        raise Invalid(f"an instance plays {most} episodes, and the rules say that none is begun by a reset")
+    return Reuse(env.provision, most, room)
 
 
 class Rollouts:
@@ -156,6 +174,8 @@ class Rollouts:
             self._failure = exc
         finally:
             self._results.put_nowait(None)
+            if self.plan.reuse is not None:
+                await finish(self.plan.reuse.close())
 
     async def _draws(self) -> AsyncIterator[Draw]:
         seen: set[str] = set()
@@ -186,7 +206,7 @@ class Rollouts:
         self._count(trajectory)
 
     async def _attempt(self, draw: Draw, race: _Race, retried: list[Failed]) -> Trajectory:
-        attempt = Attempt(self.plan, draw)
+        attempt = Attempt(self.plan, draw, fresh=bool(retried))
         try:
             await attempt.open()
             await self.pace.playing.enter()

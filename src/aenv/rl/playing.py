@@ -34,6 +34,7 @@ from aenv.errors import (
 from aenv.models import NOT_JSON, to_json
 from aenv.rl import rewards
 from aenv.rl.recording import Episode, Over
+from aenv.rl.reusing import Reuse
 from aenv.rl.rules import Rules
 from aenv.rl.tasks import Task
 from aenv.rl.trajectory import Ending, Failed, Phase, Provenance, Scored, Trajectory
@@ -121,14 +122,18 @@ class Facts:
 class Plan:
     """What all episodes of a run have in common."""
 
-    def __init__(self, env: Environment, agent: Agent, rules: Rules, *, alone: bool = True) -> None:
-        """``alone``: whether one episode is played after the other, and never two at a time."""
+    def __init__(
+        self, env: Environment, agent: Agent, rules: Rules, *, alone: bool = True, reuse: Reuse | None = None
+    ) -> None:
+        """``alone``: whether one episode is played after the other, and never two at a time. ``reuse``: where instances
+        are taken from that play several of them."""
         if not callable(agent):
             raise Invalid(f"{agent!r} cannot be called", hint="an agent is an async function of (env, task)")
         self.env = env
         self.agent = agent
         self.rules = rules
         self.alone = alone
+        self.reuse = reuse
         self.facts = Facts()
         self.agent_name = str(getattr(agent, "name", "") or _named(agent))
 
@@ -136,7 +141,7 @@ class Plan:
         """One episode, begun again as often as the rules say."""
         retried: list[Failed] = []
         while True:
-            attempt = Attempt(self, draw)
+            attempt = Attempt(self, draw, fresh=bool(retried))
             try:
                 await attempt.open()
                 await attempt.run()
@@ -160,12 +165,14 @@ class Plan:
 class Attempt:
     """One instance, and what happens in it. ``open``, ``run`` and ``close`` raise nothing but a cancellation."""
 
-    def __init__(self, plan: Plan, draw: Draw) -> None:
+    def __init__(self, plan: Plan, draw: Draw, *, fresh: bool = False) -> None:
+        """``fresh``: whether it gets an instance in which nobody has played, also where others do not."""
         self._plan = plan
         self._draw = draw
         task = draw.task
         self.episode = Episode.like(
             plan.env,
+            None if fresh else plan.reuse,
             seed=draw.seed,
             datasource=task.datasource or plan.env.spec.datasource,
             arguments=task.arguments or plan.env.spec.arguments,
@@ -221,11 +228,19 @@ class Attempt:
     async def close(self) -> None:
         """Give the instance back, whatever happened."""
         begun = time.monotonic()
+        reuse, id = self._plan.reuse, self.episode.instance_id
+        if reuse is not None and id is not None and self._is_clean:
+            reuse.keep(id)
         try:
             await self.episode.release()
         except Exception as exc:  # the episode is over, and what is left of the instance ends with its lease
             log.warning("[ENV:%s] could not be released: %s", self.episode.instance_id, exc)
         self._seconds["release"] = time.monotonic() - begun
+
+    @property
+    def _is_clean(self) -> bool:
+        """Whether a reset is all that the instance needs for another episode."""
+        return isinstance(self.outcome, Scored) and self.episode.is_untouched and not self._draw.task.files
 
     def give_up(self, at: float, why: str) -> None:
         """Let the agent play until then, in the loop's time, and no longer."""
@@ -292,7 +307,7 @@ class Attempt:
     async def _reset(self) -> None:
         episode, known = self.episode, self._plan.facts.no_reset
         key = (self._provenance.env, self._provenance.digest)
-        given = self._draw.task.reset
+        given, reuse = self._draw.task.reset, self._plan.reuse
         if given and not self._plan.rules.reset:
             raise Invalid(f"task {self._draw.task.id} is begun by a reset, and the rules say that there is none")
         if self._plan.rules.reset and key not in known:
@@ -302,6 +317,9 @@ class Attempt:
             except Unsupported:
                 if given:  # without it, the episode would be about something else
                     raise
+                if reuse is not None:
+                    hint = "register one with @register_reset, or play each episode in an instance of its own"
+                    raise Invalid("without a reset, an instance cannot play several episodes", hint=hint) from None
                 known.add(key)
         for path, text in self._draw.task.files.items():
             await episode.upload(path, text)
@@ -391,7 +409,8 @@ class Attempt:
             task_digest=task.digest(),
             tools_digest=facts.tools.get(kind, episode.tools_digest),
             agent=self._plan.agent_name,
-            instance=episode.instance_id or "",
+            instance=(instance := episode.instance_id or ""),
+            earlier=self._plan.reuse.episodes(instance) if self._plan.reuse is not None else 0,
             local_rewards=[reward.key for reward in self._plan.rules.taken if reward.is_local],
             versions=VERSIONS,
         )

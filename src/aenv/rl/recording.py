@@ -26,6 +26,7 @@ from aenv.errors import (
     NotFound,
     ToolError,
     Unsupported,
+    did_you_mean,
 )
 from aenv.models import NOT_JSON, ToolResult, to_json
 from aenv.rl import rewards
@@ -60,13 +61,8 @@ def _noting(
     @functools.wraps(method)
     async def call(self: Episode, /, *args: P.args, **kwargs: P.kwargs) -> R:
         await self.still()
-        try:
+        with self._reaching():
             return await method(self, *args, **kwargs)
-        except AEnvError as exc:
-            self.note(exc)
-            raise
-        finally:
-            self.breathe()
 
     return call
 
@@ -106,6 +102,9 @@ class Episode(Environment):
         self._calling = 0
         """Tool calls under way."""
         self._under_way = 0
+        self._reached = 0
+        """Ways to the sandbox on which something is under way."""
+        self._touched = False
         self._at: Phase = "agent"
         """What the agent does at the moment, or did when it was cut short."""
 
@@ -192,18 +191,48 @@ class Episode(Environment):
         calls.append(call)
         result = None
         try:
-            with self.doing("tool"):
-                result = await super().call_tool(name, arguments, timeout)
+            with self._reaching(), self.doing("tool"):
+                result = self._not_offered(name) or await super().call_tool(name, arguments, timeout)
             return result
-        except AEnvError as exc:
-            self.note(exc)
-            raise
         finally:
             self._calling -= 1
             seconds = loop.time() - at
             self.tool_seconds += seconds
             calls[place] = msgspec.structs.replace(call, result=result, seconds=round(seconds, 6))
+
+    def _not_offered(self, name: str) -> ToolResult | None:
+        """What comes of calling a tool that the task does not have: what a model is told of one that is not there."""
+        offered = self.task.tools
+        if not offered or self._sandbox is None or (tool := self._tool_name(name, self._sandbox)) in offered:
+            return None
+        said = f"there is no tool {tool!r}; {did_you_mean(tool, offered)}"
+        return ToolResult(content=[{"type": "text", "text": said}], is_error=True)
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Something is asked of the sandbox in the block. What the platform fails at there is remembered."""
+        self._reached += 1
+        try:
+            yield
+        except AEnvError as exc:
+            self.note(exc)
+            raise
+        except BaseException:  # given up, and perhaps still going on inside
+            self._touched = True
+            raise
+        finally:
+            self._reached -= 1
             self.breathe()
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether all that was asked of the sandbox has been answered, and nobody else was given a way to it."""
+        return not self._touched and not self._reached
+
+    async def agent_url(self) -> str:
+        """As in ``Environment``. Whoever has it may call after the episode, so the instance ends with that."""
+        self._touched = True
+        return await super().agent_url()
 
     @contextmanager
     def doing(self, phase: Phase) -> Iterator[None]:
@@ -228,14 +257,26 @@ class Episode(Environment):
     _fetch = _noting(Environment._fetch)
     wait_for_ready = _noting(Environment.wait_for_ready)
     extend = _noting(Environment.extend)
-    expose = _noting(Environment.expose)
+    _exposed = _noting(Environment.expose)
     upload = _noting(Environment.upload)
     download = _noting(Environment.download)
+
+    async def expose(self, port: int, ttl: str | float | None = None) -> str:
+        """As in ``Environment``; then the instance ends with the episode."""
+        self._touched = True
+        return await self._exposed(port, ttl)
 
     async def _tools(self) -> list[dict[str, Any]]:
         found = await self._tools_found()
         self.tools_digest = digest(found)
-        return found
+        offered = self.task.tools
+        there = {tool["name"]: tool for tool in found}
+        if missing := [name for name in offered if name not in there]:
+            raise Invalid(
+                f"task {self.task.id} offers {missing[0]!r}, which {self.env_name} does not have",
+                hint=did_you_mean(missing[0], there),
+            )
+        return [there[name] for name in offered] or found
 
     async def close_turn(self) -> None:
         """Take the rewards of the turn that is over."""

@@ -21,6 +21,8 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the agent is told to do."""
     system: str = ""
     """The system prompt, for agents that are models."""
+    tools: list[str] = []
+    """The tools that the agent is offered, and may call, by their bare names; all of them where none is named."""
     datasource: str = ""
     arguments: list[str] = []
     """What its instance is made with, as in ``Environment``."""

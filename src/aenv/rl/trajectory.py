@@ -126,6 +126,8 @@ class Provenance(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """sha256 over names, descriptions and schemas of all tools."""
     agent: str = ""
     instance: str = ""
+    earlier: int = 0
+    """Episodes that were played in that instance before."""
     reset: bool = False
     """Whether the environment was reset before the agent began."""
     local_rewards: list[str] = []
