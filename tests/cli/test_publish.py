@@ -46,6 +46,13 @@ def test_a_project_is_found_from_its_own_directory(aenv, my_env, monkeypatch):
     assert table.out.splitlines()[1].split() == ["name", "my-env"]
 
 
+def test_a_built_in_environment_is_found_by_its_name(aenv, here):
+    answer = aenv("push", "mini-terminal", "--dry-run", "-o", "json")
+    assert (answer.code, answer.data["name"]) == (0, "mini-terminal")
+    answer = aenv("push", "mini-terminal", "-v", "9.0.0")
+    assert (answer.code, "comes with this package" in answer.err) == (1, True)
+
+
 def test_a_version_is_written_to_the_config_unless_it_is_a_dry_run(aenv, my_env, nobody):
     answer = aenv("push", "my-env", "-v", "1.1.0", "--dry-run", "-o", "json")
     assert (answer.code, answer.data["version"], "digest" in answer.data) == (0, "1.1.0", False)

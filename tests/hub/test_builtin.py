@@ -12,7 +12,7 @@ from aenv.engines.plain import PlainEngine
 from aenv.errors import Forbidden, StartFailed
 from aenv.hub.builtin import publish
 from aenv.hub.service import Hub
-from aenv.project.builtin import builtin_names, builtin_root
+from aenv.project.builtin import builtin_names, builtin_root, needs_packages
 from aenv.store import Store, open_store
 from aenv.store.blobs import Blobs, open_blobs
 from aenv.wire import Status
@@ -31,8 +31,9 @@ async def test_a_new_hub_has_them(tmp_path: Path) -> None:
         blobs = await open_blobs(f"file:{tmp_path / 'blobs'}")
         async with Hub(store, blobs, engine) as hub:
             found, total = await hub.list(ANN, owner="aenv")
-            assert total == len(builtin_names())
-            assert {env.name for env in found} == set(builtin_names())
+            ours = {name for name in builtin_names() if not needs_packages(builtin_root() / name)}
+            assert {env.name for env in found} == ours
+            assert total == len(ours)
             assert {env.status for env in found} == {Status.RELEASED}
             terminal = await hub.get(ANN, "mini-terminal")
             assert {"execute_command", "read_file"} <= {tool.name for tool in terminal.tools}
@@ -53,6 +54,16 @@ async def test_a_newer_package_brings_its_new_versions(hub: Hub, tmp_path: Path)
     assert (await hub.get(ANN, "tiny")).version == "1.0.1"
     assert await hub.get(ANN, "tiny", "1.0.0") == first
     assert (await hub.policy(ANN, "tiny")).owner == "aenv"
+
+
+async def test_benchmarks_are_left_to_who_wants_them(hub: Hub, tmp_path: Path) -> None:
+    """Their packages would be installed at every first start of a hub."""
+    at(tmp_path / "envs", "1.0.0")
+    requirements = tmp_path / "envs" / "tiny" / "requirements.txt"
+    requirements.write_text("# what it needs\nlarge-benchmark==1.0\n")
+    assert await publish(hub, tmp_path / "envs") == []
+    requirements.write_text("# nothing\n\n")
+    assert await publish(hub, tmp_path / "envs") == ["tiny@1.0.0"]
 
 
 async def test_one_that_cannot_be_published_stops_nobody(

@@ -17,6 +17,7 @@ from aenv.cli.platform import confirm, hub_client, hub_option, named, patiently,
 from aenv.cli.project import work_dir_option
 from aenv.errors import AEnvError, Conflict, Invalid, NotFound, did_you_mean
 from aenv.models import NAME, VERSION, EnvRef
+from aenv.project.builtin import builtin
 
 if TYPE_CHECKING:
     from aenv.client.hub import HubClient
@@ -45,8 +46,9 @@ def push(
 ) -> None:
     """Push the project to the hub.
 
-    NAME must be the name in config.json here or in ./NAME. The files are checked as 'aenv validate' does, packed,
-    and read by the hub in a sandbox of its own. Pushing again what is there already changes nothing.
+    NAME must be the name in config.json here or in ./NAME, or that of a built-in environment. The files are checked as
+    'aenv validate' does, packed, and read by the hub in a sandbox of its own. Pushing again what is there already
+    changes nothing.
 
     \b
     Example:
@@ -58,6 +60,8 @@ def push(
     _check(found)
     written = found.version
     if version is not None:
+        if found.root == builtin(found.name):
+            raise Invalid(f"{found.name} comes with this package as {found.version}", hint="leave --version out")
         found = _as_version(found, version, dry_run)
     package = project.pack(found)
     record: dict[str, Any] = {"name": found.name, "version": found.version, "digest": _digest(package)}
@@ -135,7 +139,8 @@ def _request(found: Project) -> EnvRequest:
 
 
 def project_of(target: str | None, work_dir: Path) -> Project:
-    """The project that is meant: in the directory named, or of that name here or in the directory of that name."""
+    """The project that is meant: in the directory named, or of that name here or in the directory of that name, or a
+    built-in one."""
     if target is None:
         return project.read(work_dir)
     beside = work_dir / target.partition("@")[0]
@@ -151,6 +156,8 @@ def project_of(target: str | None, work_dir: Path) -> Project:
                     hint="correct one of the two; --version writes it",
                 )
             return found
+    if not seen and (shipped := builtin(ref.name)) is not None:
+        return project.read(shipped)
     said = "".join(f"; {found.root / project.CONFIG} names {found.name}" for found in seen)
     raise NotFound(
         f"there is no project {ref.name!r} in {work_dir.absolute()} or in {beside}{said}",

@@ -1,4 +1,8 @@
-"""The built-in environments, published when a hub starts that does not have them."""
+"""The built-in environments, published when a hub starts that does not have them.
+
+To publish one is to start it once. Benchmarks, which need packages of others, are left to whoever wants them:
+``aenv push NAME`` finds them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import TYPE_CHECKING
 from aenv.auth.callers import Caller, Scope
 from aenv.errors import AEnvError
 from aenv.project import CONFIG, Project, archive, read
-from aenv.project.builtin import builtin_root
+from aenv.project.builtin import builtin_root, needs_packages
 from aenv.wire import EnvRequest, Status
 
 if TYPE_CHECKING:
@@ -55,4 +59,5 @@ async def _piece(package: bytes) -> AsyncIterator[bytes]:
 
 
 def _folders(root: Path) -> list[Path]:
-    return sorted(path for path in root.iterdir() if (path / CONFIG).is_file()) if root.is_dir() else []
+    found = sorted(path for path in root.iterdir() if (path / CONFIG).is_file()) if root.is_dir() else []
+    return [path for path in found if not needs_packages(path)]

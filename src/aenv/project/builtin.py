@@ -20,6 +20,14 @@ def builtin_names() -> list[str]:
     return sorted(path.name for path in root.iterdir() if (path / CONFIG).is_file()) if root.is_dir() else []
 
 
+def needs_packages(root: Path) -> bool:
+    """Whether it asks for packages beside ours, as benchmarks do: some are large, and not everybody wants them."""
+    for file in root.glob("requirements*.txt"):
+        if any(line.strip() and not line.lstrip().startswith("#") for line in file.read_text().splitlines()):
+            return True
+    return False
+
+
 def builtin(name: str) -> Path | None:
     """The directory of the one with that name; None when there is none."""
     found = builtin_root() / name
