@@ -34,6 +34,8 @@ EPISODES = 5000
 GROUP = 4
 """Episodes of a task."""
 CONCURRENCY = 32
+REUSE = 8
+"""Episodes that an instance plays at most."""
 OF_PLATFORM = frozenset(
     kind.code for kind in (SandboxLost, NetworkError, StartFailed, CallTimeout, Expired, OutOfMemory, RateLimited)
 )
@@ -192,7 +194,7 @@ def soak(episodes: int = EPISODES, seed: int = 0) -> int:
 
 def _arguments(tasks: Path, out: Path) -> list[str | Path]:
     fixed = [ENV, "--agent", AGENT, "-n", str(GROUP), "--seed", str(playing.SEED), "--concurrency", str(CONCURRENCY)]
-    return [*fixed, "--tasks", tasks, "--out", out]
+    return [*fixed, "--reuse", str(REUSE), "--tasks", tasks, "--out", out]
 
 
 def _write(path: Path, count: int) -> None:

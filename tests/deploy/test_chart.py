@@ -51,7 +51,8 @@ def test_helm_makes_the_same_objects(values: dict[str, Any], apis: tuple[str, ..
 def test_every_version_of_kubernetes_accepts_them(values: dict[str, Any], tmp_path: Path) -> None:
     assert VERSIONS[0] == 25
     assert len(VERSIONS) >= 9
-    for minor in VERSIONS:
+    # The full one has every kind of object; of the others, the oldest and the newest tell enough.
+    for minor in VERSIONS if values == SETS["full"] else (VERSIONS[0], VERSIONS[-1]):
         for found in rendered(values, tmp_path, version=(1, minor)).objects:
             if found.kind != "ServiceMonitor":  # it is not of Kubernetes itself
                 kubernetes_validate.validate(found.content, f"1.{minor}", strict=True)
