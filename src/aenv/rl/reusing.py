@@ -96,10 +96,17 @@ class Reuse:
         try:
             async with AsyncExitStack() as stack:
                 sandbox = await stack.enter_async_context(self._provision(spec))
-                return _Kept(_kind(spec), sandbox, stack.pop_all())
+                return _Kept(_kind(spec), await self._known(sandbox, spec), stack.pop_all())
         except BaseException:
             self._live -= 1
             raise
+
+    async def _known(self, sandbox: Sandbox, spec: SandboxSpec) -> Sandbox:
+        """The sandbox with what it is made of, so that this is asked once, and not for every episode."""
+        if sandbox.digest or not hasattr(self._provision, "package"):
+            return sandbox
+        package = await cast(Control, self._provision).package(spec)
+        return msgspec.structs.replace(sandbox, **package._asdict())
 
     async def _extend(self, kept: _Kept) -> None:
         """Let every episode have nearly all of the time to live, as one in a new instance has."""
