@@ -29,7 +29,7 @@ from aenv import (
     attach,
 )
 from aenv.client.provision import _sandbox_url
-from aenv.errors import Expired, OutOfMemory
+from aenv.errors import Expired, ModelError, OutOfMemory
 from aenv.models import ExecResult
 from aenv.models import Sandbox as Address
 from tests.support import FIXTURES, Sandbox, sandbox
@@ -197,6 +197,23 @@ async def test_openai_names_of_tools_that_are_alike(tmp_path: Path) -> None:
             names = [tool["function"]["name"] for tool in await env.list_openai_tools()]
             assert [(await env.call_tool(name)).text for name in names] == ["a.b", "a_b", "a-b"]
             assert (await env.call_tool("a_b")).text == "a_b"
+
+
+async def test_a_model_that_an_environment_asks_itself_is_no_failure_of_a_tool(tmp_path: Path) -> None:
+    code = "from aenv import ModelError, register_function, register_reset, register_reward, register_tool\n"
+    for kind in ("tool", "function", "reward", "reset"):
+        code += f"@register_{kind}\ndef ask_{kind}():\n    raise ModelError('the user model did not answer')\n"
+    (tmp_path / "tools.py").write_text(code)
+    with sandbox(tmp_path) as running:
+        async with make(running) as env:
+            for asking in (
+                env.call_tool("ask_tool"),
+                env.call_function("ask_function"),
+                env.call_reward(),
+                env.reset(),
+            ):
+                with pytest.raises(ModelError, match="the user model did not answer"):
+                    await asking
 
 
 def test_openai_names_fit_and_map_back() -> None:

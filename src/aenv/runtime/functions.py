@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
-from aenv.errors import AEnvError, AuthorError, Invalid, SandboxLost
+from aenv.errors import AEnvError, AuthorError, Invalid, ModelError, SandboxLost
 from aenv.runtime import docstrings, threads
 from aenv.runtime.context import Context, printable
 from aenv.runtime.registry import Mark
@@ -161,6 +161,6 @@ async def run_hook(function: Function, context: Context, arguments: dict[str, An
 
 def author_error(function: Function, raised: Raised) -> AEnvError:
     """What the caller of a reward, function or hook is told when it raised."""
-    if isinstance(raised.cause, (Invalid, SandboxLost)):  # the caller is at fault, or the platform, and not the author
+    if isinstance(raised.cause, (Invalid, SandboxLost, ModelError)):  # the caller is at fault, or what it uses failed
         return raised.cause
     return AuthorError(f"{function.mark.kind} {function.name}() raised {raised.summary}")

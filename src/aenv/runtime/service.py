@@ -14,6 +14,7 @@ from aenv.errors import (
     AuthorError,
     CallTimeout,
     Invalid,
+    ModelError,
     NotFound,
     SandboxLost,
     Unsupported,
@@ -89,7 +90,7 @@ class Service:
             except Raised as exc:
                 log.info("tool %s failed\n%s", function.name, exc.details())
                 note.error = exc.cause.message if isinstance(exc.cause, AEnvError) else exc.summary
-                if isinstance(exc.cause, SandboxLost):  # of the second container, or of another environment
+                if isinstance(exc.cause, (SandboxLost, ModelError)):  # of what it uses: no model is to read of it
                     raise exc.cause from None
                 return tool_error(note.error)
             except AuthorError as exc:
