@@ -32,9 +32,10 @@ $(VENV)/dev.stamp: pyproject.toml $(VENV)/package.stamp
 
 install: $(VENV)/dev.stamp  ## the package and the tools for development, in .venv
 
-components: $(VENV)/dev.stamp  ## what more tests need: Node tools, an S3 server, packages of others, a root file system, Kubernetes
+components: $(VENV)/dev.stamp  ## what more tests need: Node tools, an S3 server, packages of others, benchmarks, a root file system, Kubernetes
 	@scripts/node-tools
 	@$(BIN)/python -m tests.peers
+	@$(BIN)/python -m tests.envs
 	@$(BIN)/python -m tests.daemons
 	@$(BIN)/python -m tests.cluster
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,12 @@ import pytest
 import pytest_asyncio
 
 from aenv import Environment, Invalid, ModelError, ToolResult
-from aenv.engines.process.engine import ProcessEngine
-from aenv.errors import AEnvError
-from aenv.project.builtin import builtin_root
 from aenv.rl import Episode, Task, rollouts
+from tests.envs.benchmarks import needs
 from tests.rl.bench import Bench
 from tests.rl.standin import Model, calling, model, saying
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("tau2"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("tau2"), needs("tau2")]
 
 IDLE_PASSES = {0, 1, 2, 4, 5, 6, 9, 10, 13, 26, 27, 28, 31, 34, 36, 38, 41, 43, 45, 46, 47, 48, 49}
 """Airline tasks that doing nothing passes in the benchmark's repository."""
@@ -28,35 +26,11 @@ CORRECTED = {2, 9, 27, 38}
 """Airline tasks whose gold changes the database in the package, and no longer does in the benchmark's repository."""
 SIZES = {"airline": 50, "retail": 114, "telecom": 114}
 KEY = "sk-never-to-be-seen"
-INSTALLING = "requirements could not be installed"
-
-
-@pytest.fixture(scope="module")
-def project() -> Iterator[None]:
-    """The home of whoever runs the tests, where what was installed once is kept; the project of this repository."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(builtin_root() / "tau2")
-        for name in ("AENV_SYSTEM_URL", "AENV_HUB_URL", "AENV_API_KEY", "AENV_ENGINE", "DUMMY_INSTANCE_IP"):
-            patch.delenv(name, raising=False)
-        yield
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def bench(project: None) -> AsyncIterator[Bench]:
-    async with ProcessEngine() as engine:
-        yield Bench(engine, Path())
 
 
 @asynccontextmanager
 async def started(bench: Bench, **options: Any) -> AsyncIterator[Environment]:
-    env = bench.env("tau2", startup_timeout=600.0, **options)
-    try:
-        await env.initialize()
-    except AEnvError as exc:
-        if INSTALLING in str(exc):
-            pytest.skip(f"inspect-evals cannot be installed here: {str(exc).splitlines()[-1]}")
-        raise
-    async with env:
+    async with bench.env("tau2", startup_timeout=600.0, **options) as env:
         yield env
 
 

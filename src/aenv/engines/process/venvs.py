@@ -62,6 +62,12 @@ async def interpreter_for(root: Path, progress: Progress | None = None, *, trust
     return Interpreter(str(path / "bin" / "python"))
 
 
+def is_ready(root: Path, *, trusted: bool = False) -> bool:
+    """Whether there is an interpreter for the project at ``root``, so that nothing has to be installed for it."""
+    wanted = requirements.read(root, trusted)
+    return wanted.satisfied or (_kept() / _key(wanted.content) / _MARKER).is_file()
+
+
 def unused(older_than: float) -> list[Path]:
     """What no process uses and nobody asked for in so many seconds, and what killed installations left; the oldest
     first."""
