@@ -330,6 +330,12 @@ def test_requirements_that_pip_takes(aenv, demo, line):
     assert "requirements" in rows(aenv("validate", "-w", "demo", "-o", "json"), "ok")
 
 
+def test_requirements_that_come_alone_are_read_too(aenv, demo):
+    (demo("def broken(:") / "requirements-no-deps.txt").write_text("numpy\nx==\n")
+    failed = rows(aenv("validate", "-w", "demo", "-o", "json"), "fail")
+    assert failed["requirements"]["detail"] == "requirements-no-deps.txt:2: x=="
+
+
 def test_live_mistakes(aenv, demo):
     demo(TOOL.replace('    """Greet."""\n', ""))
     answer = aenv("validate", "-w", "demo", "-o", "json")

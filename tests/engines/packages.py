@@ -20,14 +20,15 @@ def build_wheel(folder, settings=None, metadata=None):
 """A build backend that needs nothing, and leaves a witness that it ran."""
 
 
-def wheel(folder: Path, name: str, version: str, files: Mapping[str, str] | None = None) -> Path:
-    """A wheel with one module of the package's name, and more files at its top."""
+def wheel(folder: Path, name: str, version: str, files: Mapping[str, str] | None = None, needs: str = "") -> Path:
+    """A wheel with one module of the package's name, and more files at its top. ``needs`` is what it depends on."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
+    depends = f"Requires-Dist: {needs}\n" if needs else ""
     content = {
         f"{name}.py": f"version = {version!r}\n",
         **(files or {}),
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{depends}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     path = folder / f"{name}-{version}-py3-none-any.whl"

@@ -240,3 +240,19 @@ def test_only_the_interpreters_own_directories_count(monkeypatch, tmp_path):
     assert str(tmp_path) not in requirements.own_directories()
     assert any(Path(packaging.__file__).is_relative_to(entry) for entry in requirements.own_directories())
     assert not read(write(tmp_path / "project", "somewhere-else")).satisfied
+
+
+def test_what_comes_alone_is_kept_apart(tmp_path):
+    write(tmp_path, "--pre\nno-such-package", "requirements-no-deps.txt")
+    found = read(tmp_path)
+    assert not found.satisfied, "also without requirements.txt"
+    assert (found.lines, found.alone, found.number) == ((), ("--pre", "no-such-package"), 1)
+    beside = read(write(tmp_path, "no-such-package"))
+    assert (beside.lines, beside.alone) == (("no-such-package",), ("--pre", "no-such-package"))
+    assert beside.content != found.content
+    assert requirements.remembered(tmp_path, False) is beside
+    write(tmp_path, "packaging", "requirements-no-deps.txt")
+    assert requirements.remembered(tmp_path, False) is None
+    assert read(write(tmp_path, "packaging")).satisfied
+    with pytest.raises(Invalid, match=r"requirements-no-deps\.txt:1: x== cannot be read"):
+        read(write(tmp_path, "x==", "requirements-no-deps.txt"))

@@ -155,6 +155,35 @@ async def test_requirements_are_installed_once_and_kept_read_only(tmp_path, kept
     assert len([line for line in told if line.startswith("install")]) == 2
 
 
+async def test_what_is_to_come_alone_brings_nothing_along(tmp_path, installer):
+    root = packages.project(tmp_path / "project", "small")
+    packages.wheel(root / "vendor", "small", "1.0")
+    packages.wheel(root / "vendor", "large", "1.0", needs="no-such-package")
+    plain = await interpreter_for(root)
+    (root / "requirements-no-deps.txt").write_text("# without the rest\nlarge==1.0\n")
+    found = await interpreter_for(root)
+    assert found != plain
+    code = "import large, small; print(large.version, small.version)"
+    assert run_in(found, code) == "1.0 1.0"
+    (root / "requirements-no-deps.txt").unlink()
+    assert await interpreter_for(root) == plain
+    (root / "requirements.txt").write_text((root / "requirements.txt").read_text() + "large==1.0\n")
+    with pytest.raises(StartFailed, match="no-such-package"):
+        await interpreter_for(root)
+
+
+async def test_hashes_are_kept_to_for_what_comes_alone(tmp_path, installer):
+    root = packages.project(tmp_path / "project", "small")
+    packages.wheel(root / "vendor", "small", "1.0")
+    path = packages.wheel(root / "vendor", "large", "1.0", needs="no-such-package")
+    alone = root / "requirements-no-deps.txt"
+    alone.write_text(f"large==1.0 --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n")
+    assert run_in(await interpreter_for(root), "import large; print(large.version)") == "1.0"
+    alone.write_text(f"large==1.0 --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(StartFailed, match="(?i)hash"):
+        await interpreter_for(root)
+
+
 async def test_equal_requirements_share_one_and_others_have_their_own(tmp_path, kept):
     root = packages.project(tmp_path / "a", "thing")
     packages.wheel(root / "vendor", "thing", "1.0")

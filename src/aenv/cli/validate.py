@@ -120,10 +120,11 @@ def _requirements(found: Project) -> Iterator[Check]:
     if not file.is_file():
         yield Check("requirements", "warn", "no requirements.txt", "list the packages that src/ needs, or none")
         return
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     bad = [
-        f"requirements.txt:{number}: {line.strip()}"
-        for number, line in enumerate(lines, 1)
+        f"{part.name}:{number}: {line.strip()}"
+        for part in (file, found.root / "requirements-no-deps.txt")
+        if part.is_file()
+        for number, line in enumerate(part.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
         if not _is_requirement(line)
     ]
     if bad:

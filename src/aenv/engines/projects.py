@@ -20,7 +20,11 @@ def packed(root: Path, image: str) -> bytes:
 
 def _check_requirements(root: Path, image: str) -> None:
     """Refuse a project that needs more than the base image has."""
-    file = root / "requirements.txt"
+    for file in (root / "requirements.txt", root / "requirements-no-deps.txt"):
+        _check_file(file, image)
+
+
+def _check_file(file: Path, image: str) -> None:
     try:
         lines = file.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     except OSError:

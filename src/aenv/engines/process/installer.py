@@ -27,7 +27,7 @@ from typing import NamedTuple
 from aenv import config, project
 from aenv.cleanup import finish
 from aenv.engines.process import requirements
-from aenv.engines.process.requirements import FILE, Wanted
+from aenv.engines.process.requirements import ALONE_FILE, FILE, Wanted
 from aenv.errors import InvalidConfig, StartFailed
 
 TICK = 2.0
@@ -156,7 +156,15 @@ class Installation:
         if wanted.hashed and installer.download and not await self._hash_runtime(installer.download):
             return False
         files = ["-r", "requirements.txt", "-r", "runtime.txt", *self._bounds()]
-        return await self._run([*installer.install, *files]) == 0
+        if await self._run([*installer.install, *files]):
+            return False
+        return not wanted.alone or await self._install_alone(installer)
+
+    async def _install_alone(self, installer: _Installer) -> bool:
+        """What comes without its dependencies, from where the rest came."""
+        wanted = self._order.wanted
+        self._write(ALONE_FILE, [*(line for line in wanted.lines if line.startswith("-")), *wanted.alone])
+        return await self._run([*installer.install, "--no-deps", "-r", ALONE_FILE, *self._bounds()]) == 0
 
     def _bounds(self) -> list[str]:
         return ["-c", "constraints.txt"] if self._order.wanted.constraints else []

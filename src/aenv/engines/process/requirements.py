@@ -1,4 +1,5 @@
-"""A project's ``requirements.txt``: what it asks for, and whether this interpreter has it already."""
+"""A project's ``requirements.txt``, and the one of packages that are to come alone: what they ask for, and whether this
+interpreter has it already."""
 
 from __future__ import annotations
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 FILE = "requirements.txt"
+ALONE_FILE = "requirements-no-deps.txt"
+"""Packages that are installed without what they depend on. pip knows that as an option of a command, not of a file."""
+FILES = (FILE, ALONE_FILE)
 _LARGEST = 1024 * 1024
 _OURS = ("aenvironment", "aenv")
 """Asked for or not, a sandbox runs the version that starts it."""
@@ -48,6 +52,8 @@ class Wanted(NamedTuple):
     lines: tuple[str, ...] = ()
     """For an installer: included files put in, local files by their full address, ourselves left out."""
     constraints: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
+    """As ``lines``, of what is installed without its dependencies."""
     content: str = ""
     """What tells it from others: the lines as written, and the digests of local files."""
     hashed: bool = False
@@ -94,7 +100,7 @@ def read(root: Path, trusted: bool) -> Wanted:
     if reader.blank():
         wanted = Wanted(satisfied=True)
     else:
-        reader.file(reader.root / FILE, FILE)
+        reader.files()
         wanted = reader.wanted()
     _known[root, trusted] = reader.stamps, wanted
     return wanted
@@ -137,6 +143,8 @@ class _Reader:
         self._trusted = trusted
         self._lines: list[str] = []
         self._constraints: list[str] = []
+        self._alone: list[str] | None = None
+        """Of the file that is read now, when that is the one without dependencies."""
         self._content: list[str] = []
         self._asked: list[tuple[str, Requirement]] = []
         self._bounds: list[Requirement] = []
@@ -147,11 +155,15 @@ class _Reader:
 
     def blank(self) -> bool:
         """Whether there is nothing to read. Most projects are like that, and need no parser."""
-        if stamp(self.root / FILE) is None:
-            self.stamps[self.root / FILE] = None
-            return True
-        lines = self._text(self.root / FILE, FILE).splitlines()
+        lines = [line for name in FILES for line in self._own(name).splitlines()]
         return all(not line.strip() or line.lstrip().startswith("#") for line in lines)
+
+    def files(self) -> None:
+        """Go through the project's files."""
+        for name in FILES:
+            if self._own(name):
+                self._alone = [] if name == ALONE_FILE else None
+                self.file(self.root / name, name)
 
     def file(self, path: Path, shown: str, *, bounds: bool = False) -> None:
         for number, line in _logical(self._text(path, shown)):
@@ -177,6 +189,7 @@ class _Reader:
             number=self._number,
             lines=tuple(self._lines),
             constraints=tuple(self._constraints),
+            alone=tuple(self._alone or ()),
             content="\n".join(self._content),
             hashed=self._hashed,
         )
@@ -202,7 +215,7 @@ class _Reader:
         elif name == "--no-binary" and not self._trusted:
             raise self._needs_building(f"{place}: {name} {value}")
         elif name == "--require-hashes":
-            self._hashed = True  # which installers conclude from the hashes themselves
+            self._hashed = self._hashed or self._alone is None  # which installers conclude from the hashes themselves
             return
         line = f"{name} {value}".rstrip()
         self._add(line, line)
@@ -212,7 +225,7 @@ class _Reader:
 
         text, dashes, options = line.partition(" --")
         options = dashes + options
-        self._hashed = self._hashed or options.startswith(" --hash")
+        self._hashed = self._hashed or (options.startswith(" --hash") and self._alone is None)
         if _is_address(text):
             found = _PATH.fullmatch(text)
             target, extras, marker = (
@@ -269,8 +282,9 @@ class _Reader:
         self._add(line + rest, content + rest, bounds, counts=True)
 
     def _add(self, line: str, content: str, bounds: bool = False, *, counts: bool = False) -> None:
-        (self._constraints if bounds else self._lines).append(line)
-        self._content.append(f"{'-c ' if bounds else ''}{content}")
+        lines = self._lines if self._alone is None else self._alone
+        (self._constraints if bounds else lines).append(line)
+        self._content.append(f"{'' if self._alone is None else '--no-deps '}{'-c ' if bounds else ''}{content}")
         self._number += counts and not bounds
 
     def _needs_building(self, what: str) -> Invalid:
@@ -296,6 +310,13 @@ class _Reader:
         if not found.exists():
             raise Invalid(f"{place}: {shown} is not there", hint="correct the path, or add the file")
         return found
+
+    def _own(self, name: str) -> str:
+        """The text of a file of the project's; empty when it is not there."""
+        if stamp(self.root / name) is None:
+            self.stamps[self.root / name] = None
+            return ""
+        return self._text(self.root / name, name)
 
     def _text(self, path: Path, shown: str) -> str:
         self._inside(path, shown, FILE)

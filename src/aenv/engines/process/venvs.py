@@ -25,7 +25,7 @@ from aenv import config
 from aenv.cleanup import finish
 from aenv.engines.process import requirements
 from aenv.engines.process.installer import TICK, Installation, Order, Progress, clear
-from aenv.engines.process.requirements import FILE
+from aenv.engines.process.requirements import FILES
 from aenv.errors import Conflict, StartFailed
 
 _FORMAT = "1"
@@ -51,7 +51,7 @@ async def interpreter_for(root: Path, progress: Progress | None = None, *, trust
     """
     wanted = requirements.remembered(root, trusted)
     if wanted is None:
-        if requirements.stamp(root / FILE) is None:
+        if not any(requirements.stamp(root / name) for name in FILES):
             return Interpreter(sys.executable)
         wanted = await asyncio.to_thread(requirements.read, root, trusted)
     if wanted.satisfied:
