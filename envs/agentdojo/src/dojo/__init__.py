@@ -1,0 +1,1 @@
+"""AgentDojo's suites, tasks and attacks, and one episode in one of them."""

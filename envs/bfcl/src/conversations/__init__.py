@@ -1,0 +1,1 @@
+"""BFCL's multi-turn conversations, and one of them as it goes on."""

@@ -1,0 +1,78 @@
+"""Help for tests of benchmarks: an instance with its requirements installed, and agents that know or do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from aenv import Environment
+from aenv.client.provision import attach
+from aenv.errors import Forbidden, StartFailed
+
+Task = dict[str, Any]
+
+
+@asynccontextmanager
+async def started(name: str) -> AsyncIterator[Environment]:
+    """An instance of a built-in environment on the process engine."""
+    env = Environment(name)
+    try:
+        await env.initialize()
+    except StartFailed as exc:
+        if "requirements could not be installed" in str(exc):
+            pytest.skip(f"the packages of {name} cannot be installed here: {str(exc)[-300:]}")
+        raise
+    try:
+        yield env
+    finally:
+        await env.release()
+
+
+async def tasks(env: Environment, **selection: Any) -> list[Task]:
+    """The tasks of a selection, each as an agent's program gets it."""
+    found: list[Task] = (await env.call_function("tasks", selection))["tasks"]
+    return found
+
+
+async def oracle(env: Environment, task: Task) -> dict[str, Any]:
+    """The reward of an agent that makes the calls of the benchmark's authors."""
+    await env.reset(None, task["reset"])
+    for step in await env.call_function("solution", task["reset"]):
+        assert step["name"] in task["tools"], step
+        result = await env.call_tool(step["name"], step["arguments"])
+        assert not result.is_error, (task["id"], step, result.text)
+    found: dict[str, Any] = await env.call_reward()
+    return found
+
+
+async def nop(env: Environment, task: Task) -> dict[str, Any]:
+    """The reward of an agent that does nothing."""
+    await env.reset(None, task["reset"])
+    found: dict[str, Any] = await env.call_reward()
+    return found
+
+
+async def passed(env: Environment, agent: Any, chosen: Iterable[Task]) -> list[str]:
+    """Which tasks the agent is scored 1.0 for, played one after the other."""
+    return [task["id"] for task in chosen if (await agent(env, task))["score"] == 1.0]
+
+
+async def check_agent_is_kept_out(env: Environment, task: Task) -> None:
+    """With what an agent is given, it gets at neither the tasks, nor the solution, nor the reward, nor the reset."""
+    base, _, token = (await env.agent_url()).partition("/mcp?token=")
+    agent = Environment(env.env_name, provision=attach(base, token))
+    try:
+        assert set(task["tools"]) <= {tool["name"].rpartition("/")[2] for tool in await agent.list_tools()}
+        for asked in (
+            agent.call_function("solution", task["reset"]),
+            agent.call_function("tasks"),
+            agent.call_reward(),
+            agent.reset(None, task["reset"]),
+        ):
+            with pytest.raises(Forbidden):
+                await asked
+    finally:
+        await agent.release()
