@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from aenv import Environment
+from aenv import Environment, rl
 from aenv.client.provision import attach
 from aenv.errors import Forbidden, StartFailed
+from aenv.rl import Episode, rollouts
 
 Task = dict[str, Any]
 
@@ -58,6 +59,17 @@ async def nop(env: Environment, task: Task) -> dict[str, Any]:
 async def passed(env: Environment, agent: Any, chosen: Iterable[Task]) -> list[str]:
     """Which tasks the agent is scored 1.0 for, played one after the other."""
     return [task["id"] for task in chosen if (await agent(env, task))["score"] == 1.0]
+
+
+async def rolled(env: Environment, chosen: list[Task]) -> list[str]:
+    """Which tasks the oracle is scored 1.0 for when rollouts play them, on two instances that are used again."""
+
+    async def play(episode: Episode, task: rl.Task) -> None:
+        for step in await episode.call_function("solution", task.reset):
+            (await episode.call_tool(step["name"], step["arguments"])).raise_for_error()
+
+    async with rollouts(env.env_name, play, chosen, concurrency=2, reuse=len(chosen)) as run:
+        return [trajectory.task.id async for trajectory in run if trajectory.reward == 1.0]
 
 
 async def check_agent_is_kept_out(env: Environment, task: Task) -> None:

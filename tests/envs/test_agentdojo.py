@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from aenv import Environment
 from aenv.errors import Invalid
-from tests.envs.episodes import check_agent_is_kept_out, nop, oracle, passed, started, tasks
+from tests.envs.episodes import check_agent_is_kept_out, nop, oracle, passed, rolled, started, tasks
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ATTACKER = "US133000000121212121212"
@@ -50,6 +50,11 @@ async def test_the_oracle_passes_every_task_and_nop_as_many_as_in_the_benchmark(
     # What these ask for was true before, and their authors' checks see no more than that.
     held = [f"banking-user_task_{number}" for number in (5, 6, 8, 9, 10)]
     assert await passed(env, nop, everything) == held
+
+
+async def test_rollouts_play_tasks_as_they_are_given(env):
+    everything = (await tasks(env, domain="all"))[::7]
+    assert sorted(await rolled(env, everything)) == sorted(task["id"] for task in everything)
 
 
 async def test_the_next_episode_knows_nothing_of_the_one_before(env):

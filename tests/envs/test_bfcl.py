@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from aenv import Environment
 from aenv.errors import Invalid
-from tests.envs.episodes import Task, check_agent_is_kept_out, nop, oracle, passed, started, tasks
+from tests.envs.episodes import Task, check_agent_is_kept_out, nop, oracle, passed, rolled, started, tasks
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CARD = "1234567812345678"
@@ -84,6 +84,11 @@ async def test_nop_and_an_agent_that_calls_nothing_pass_none(env):
     everything = await tasks(env)
     assert await passed(env, nop, everything) == []
     assert await passed(env, silent, everything) == []
+
+
+async def test_rollouts_play_tasks_as_they_are_given(env):
+    everything = (await tasks(env))[::40]
+    assert sorted(await rolled(env, everything)) == sorted(task["id"] for task in everything)
 
 
 async def test_the_next_episode_knows_nothing_of_the_one_before(env):
