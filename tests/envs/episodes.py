@@ -1,35 +1,19 @@
-"""Help for tests of benchmarks: an instance with its requirements installed, and agents that know or do nothing."""
+"""Help for tests of benchmarks: agents that know or do nothing, and what they are scored."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from aenv import Environment, rl
 from aenv.client.provision import attach
-from aenv.errors import Forbidden, StartFailed
+from aenv.errors import Forbidden
 from aenv.rl import Episode, rollouts
+from tests.rl.bench import Bench
 
 Task = dict[str, Any]
-
-
-@asynccontextmanager
-async def started(name: str) -> AsyncIterator[Environment]:
-    """An instance of a built-in environment on the process engine."""
-    env = Environment(name)
-    try:
-        await env.initialize()
-    except StartFailed as exc:
-        if "requirements could not be installed" in str(exc):
-            pytest.skip(f"the packages of {name} cannot be installed here: {str(exc)[-300:]}")
-        raise
-    try:
-        yield env
-    finally:
-        await env.release()
 
 
 async def tasks(env: Environment, **selection: Any) -> list[Task]:
@@ -61,14 +45,14 @@ async def passed(env: Environment, agent: Any, chosen: Iterable[Task]) -> list[s
     return [task["id"] for task in chosen if (await agent(env, task))["score"] == 1.0]
 
 
-async def rolled(env: Environment, chosen: list[Task]) -> list[str]:
+async def rolled(bench: Bench, name: str, chosen: list[Task]) -> list[str]:
     """Which tasks the oracle is scored 1.0 for when rollouts play them, on two instances that are used again."""
 
     async def play(episode: Episode, task: rl.Task) -> None:
         for step in await episode.call_function("solution", task.reset):
             (await episode.call_tool(step["name"], step["arguments"])).raise_for_error()
 
-    async with rollouts(env.env_name, play, chosen, concurrency=2, reuse=len(chosen)) as run:
+    async with rollouts(bench.env(name), play, chosen, concurrency=2, reuse=len(chosen)) as run:
         return [trajectory.task.id async for trajectory in run if trajectory.reward == 1.0]
 
 

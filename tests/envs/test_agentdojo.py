@@ -11,15 +11,17 @@ import pytest_asyncio
 
 from aenv import Environment
 from aenv.errors import Invalid
-from tests.envs.episodes import check_agent_is_kept_out, nop, oracle, passed, rolled, started, tasks
+from tests.envs.benchmarks import needs
+from tests.envs.episodes import check_agent_is_kept_out, nop, oracle, passed, rolled, tasks
+from tests.rl.bench import Bench
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("agentdojo"), needs("agentdojo")]
 ATTACKER = "US133000000121212121212"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def env() -> AsyncIterator[Environment]:
-    async with started("agentdojo") as found:
+async def env(bench: Bench) -> AsyncIterator[Environment]:
+    async with bench.env("agentdojo") as found:
         yield found
 
 
@@ -52,12 +54,12 @@ async def test_the_oracle_passes_every_task_and_nop_as_many_as_in_the_benchmark(
     assert await passed(env, nop, everything) == held
 
 
-async def test_rollouts_play_tasks_as_they_are_given(env):
+async def test_rollouts_play_tasks_as_they_are_given(bench, env):
     everything = (await tasks(env, domain="all"))[::7]
-    assert sorted(await rolled(env, everything)) == sorted(task["id"] for task in everything)
+    assert sorted(await rolled(bench, "agentdojo", everything)) == sorted(task["id"] for task in everything)
 
 
-async def test_the_next_episode_knows_nothing_of_the_one_before(env):
+async def test_the_next_episode_knows_nothing_of_the_one_before(bench, env):
     task = await one(env, "banking-user_task_0")
     await env.reset(None, task["reset"])
     before = (await env.call_tool("get_most_recent_transactions", {})).text
@@ -65,7 +67,7 @@ async def test_the_next_episode_knows_nothing_of_the_one_before(env):
     assert (await env.call_tool("get_most_recent_transactions", {})).text != before
     assert (await nop(env, task))["score"] == 0.0
     assert (await env.call_tool("get_most_recent_transactions", {})).text == before
-    async with started("agentdojo") as fresh:
+    async with bench.env("agentdojo") as fresh:
         await fresh.reset(None, task["reset"])
         assert (await fresh.call_tool("get_most_recent_transactions", {})).text == before
 

@@ -13,16 +13,18 @@ import pytest_asyncio
 
 from aenv import Environment
 from aenv.errors import Invalid
-from tests.envs.episodes import Task, check_agent_is_kept_out, nop, oracle, passed, rolled, started, tasks
+from tests.envs.benchmarks import needs
+from tests.envs.episodes import Task, check_agent_is_kept_out, nop, oracle, passed, rolled, tasks
+from tests.rl.bench import Bench
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("bfcl"), needs("bfcl")]
 CARD = "1234567812345678"
 """One that the benchmark adds to every long conversation about travels."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def env() -> AsyncIterator[Environment]:
-    async with started("bfcl") as found:
+async def env(bench: Bench) -> AsyncIterator[Environment]:
+    async with bench.env("bfcl") as found:
         yield found
 
 
@@ -70,9 +72,9 @@ async def test_the_selections(env):
     assert source == {"name": "bfcl-eval", "version": "2026.3.23"}
 
 
-async def test_the_oracle_passes_every_conversation(env):
+async def test_the_oracle_passes_every_conversation(bench, env):
     everything = await tasks(env)
-    async with started("bfcl") as other:
+    async with bench.env("bfcl") as other:
         halves = await asyncio.gather(
             passed(env, oracle, everything[::2]),
             passed(other, oracle, reversed(everything[1::2])),
@@ -86,9 +88,9 @@ async def test_nop_and_an_agent_that_calls_nothing_pass_none(env):
     assert await passed(env, silent, everything) == []
 
 
-async def test_rollouts_play_tasks_as_they_are_given(env):
+async def test_rollouts_play_tasks_as_they_are_given(bench, env):
     everything = (await tasks(env))[::40]
-    assert sorted(await rolled(env, everything)) == sorted(task["id"] for task in everything)
+    assert sorted(await rolled(bench, "bfcl", everything)) == sorted(task["id"] for task in everything)
 
 
 async def test_the_next_episode_knows_nothing_of_the_one_before(env):
