@@ -312,6 +312,13 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in hidden} | dict(extra)
 
 
+def agent_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment for an agent's program: all of this process's, such as the key of its model, but none of the
+    platform's secrets, with which it could take its own reward."""
+    hidden = {found.variable for found in SETTINGS if found.secret and found.variable.startswith("AENV_")}
+    return {name: value for name, value in os.environ.items() if name not in hidden} | dict(extra)
+
+
 def default_environment(values: Mapping[str, str]) -> None:
     """Set those variables of this process that are not set yet."""
     for name, value in values.items():

@@ -74,7 +74,8 @@ class Tally:
     """A run, counted as it goes. It keeps numbers and no trajectories."""
 
     def __init__(self, trajectories: Iterable[Trajectory] = ()) -> None:
-        self.episodes = self.scored = self.turns = self.calls = self.retried = 0
+        self.episodes = self.scored = self.turns = self.calls = self.errors = self.retried = 0
+        self.prompt_tokens = self.completion_tokens = 0
         self.failures: Counter[str] = Counter()
         self.endings: Counter[str] = Counter()
         self.components: dict[str, list[float]] = {}
@@ -87,7 +88,12 @@ class Tally:
     def add(self, trajectory: Trajectory) -> None:
         self.episodes += 1
         self.turns += len(trajectory.turns)
-        self.calls += sum(len(turn.calls) for turn in trajectory.turns)
+        calls = trajectory.calls
+        self.calls += len(calls)
+        self.errors += sum(call.result is not None and call.result.is_error for call in calls)
+        for spoken in filter(None, (turn.generation for turn in trajectory.turns)):
+            self.prompt_tokens += spoken.prompt_tokens or 0
+            self.completion_tokens += spoken.completion_tokens or 0
         self.retried += len(trajectory.retried)
         self.seconds.update(trajectory.seconds)
         failed = trajectory.failure
@@ -137,5 +143,7 @@ class Tally:
             "ended": dict(sorted(self.endings.items())),
             "turns": self.turns,
             "calls": self.calls,
+            "tool_errors": self.errors,
+            "tokens": {"prompt": self.prompt_tokens, "completion": self.completion_tokens},
             "seconds": {name: round(total, 3) for name, total in sorted(self.seconds.items())},
         }

@@ -6,7 +6,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -14,9 +14,12 @@ from typing import Any, Self
 import msgspec
 from msgspec import Struct
 
+from aenv.client.environment import Environment
 from aenv.errors import AEnvError, Conflict, Invalid
+from aenv.rl.batches import rollouts
 from aenv.rl.files import NAME, Writer, read
 from aenv.rl.groups import Tally
+from aenv.rl.playing import Agent
 from aenv.rl.tasks import Task
 from aenv.rl.trajectory import Trajectory
 
@@ -64,7 +67,7 @@ class Run:
     @classmethod
     def open(cls, folder: Path, asked: Asked, *, resume: bool, again: bool = False) -> Run:
         """A new run in a folder, or, with ``resume``, the one that is there; ``again`` plays what failed once more."""
-        about = _about(folder)
+        about = about_run(folder)
         if about is None:
             if (folder / NAME).exists():  # of whom, nobody knows: they are no part of this run
                 raise Invalid(f"{folder} has trajectories and no {ABOUT}, so it cannot be gone on with")
@@ -97,6 +100,18 @@ class Run:
         """Write down an episode that has ended."""
         self._writer.write(trajectory)
         self._note(trajectory)
+
+    async def play(
+        self, env: Environment, agent: Agent, tasks: Sequence[Task], told: Callable[[], None] | None = None, **how: Any
+    ) -> None:
+        """Play what has not ended yet, and add each episode as it ends, of which ``told`` hears; ``how`` are further
+        arguments of ``rollouts``."""
+        asked = self.about.asked
+        async with rollouts(env, agent, tasks, n=asked.n, seed=asked.seed, skip=self.done, **how) as going:
+            async for trajectory in going:
+                self.add(trajectory)
+                if told is not None:
+                    told()
 
     def trajectories(self) -> Iterator[Trajectory]:
         """What there is so far."""
@@ -131,7 +146,8 @@ def tasks_digest(tasks: list[Task]) -> str:
     return hashlib.sha256("".join(task.digest() for task in tasks).encode()).hexdigest()
 
 
-def _about(folder: Path) -> About | None:
+def about_run(folder: Path) -> About | None:
+    """What a folder says of its run; None when it holds none."""
     try:
         return msgspec.json.decode((folder / ABOUT).read_bytes(), type=About)
     except FileNotFoundError:

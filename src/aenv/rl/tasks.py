@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from aenv.errors import Invalid, did_you_mean
+from aenv.errors import Invalid, NotFound, did_you_mean
 
 
 class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -58,3 +59,30 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def digest(self) -> str:
         """sha256 over everything that it says."""
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
+
+
+def read_tasks(file: Path) -> list[Task]:
+    """The tasks of a file, in its order: a JSON object a line, or an instruction as a JSON text."""
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as exc:
+        raise NotFound(f"{file} cannot be read: {exc.strerror or exc}") from exc
+    tasks: dict[str, Task] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            given = msgspec.json.decode(line)
+            if not isinstance(given, (str, dict)):
+                raise Invalid(f"{line[:80].decode(errors='replace')} is no task", hint="write a JSON object a line")
+            task = Task.of(given)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as exc:
+            raise Invalid(f"{file}:{number}: {exc}", hint="write a JSON object a line") from exc
+        except Invalid as exc:
+            raise Invalid(f"{file}:{number}: {exc.message}", hint=exc.hint) from exc
+        if task.id in tasks:
+            raise Invalid(f"{file}:{number}: there is a task {task.id!r} already", hint="give each an id of its own")
+        tasks[task.id] = task
+    if not tasks:
+        raise Invalid(f"{file} has no tasks", hint="write a JSON object a line")
+    return list(tasks.values())

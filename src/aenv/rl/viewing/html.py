@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -29,8 +29,19 @@ _ESCAPES = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u20
 _SEARCHED = 2000
 
 
-def page(trajectories: Iterable[Trajectory], *, title: str, most: int = 1000) -> str:
-    """The page. Of more than ``most`` episodes it shows the first, and says how many were left out."""
+def page(
+    trajectories: Iterable[Trajectory],
+    *,
+    title: str,
+    most: int = 1000,
+    overview: Callable[[Collection[str]], str] | None = None,
+    style: str = "",
+) -> str:
+    """The page. Of more than ``most`` episodes it shows the first, and says how many were left out.
+
+    ``overview`` is given the ids of those it shows, and makes markup, with ``style`` for it, that is shown until an
+    episode is chosen: an element with the id ``overview``.
+    """
     index: list[dict[str, Any]] = []
     blocks: list[str] = []
     left_out = 0
@@ -40,18 +51,19 @@ def page(trajectories: Iterable[Trajectory], *, title: str, most: int = 1000) ->
             continue
         blocks.append(_block(f"episode-{len(index)}", _episode(trajectory)))
         index.append(_row(trajectory))
-    return "".join(_parts(title, [_block("index", {"rows": index, "leftOut": left_out}), *blocks]))
+    told = overview({row["id"] for row in index}) if overview is not None else ""
+    return "".join(_parts(title, told, style, [_block("index", {"rows": index, "leftOut": left_out}), *blocks]))
 
 
-def _parts(title: str, blocks: list[str]) -> Iterator[str]:
+def _parts(title: str, overview: str, more_style: str, blocks: list[str]) -> Iterator[str]:
     # The data goes in last: nothing that it says can be taken for a part of the page.
-    style, script = _file("page.css"), _file("page.js")
+    style, script = _file("page.css") + more_style, _file("page.js")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
     before, after = _file("page.html").split("<!-- data -->")
-    for name, value in (("policy", policy), ("style", style), ("title", escape(title))):
+    for name, value in (("policy", policy), ("style", style), ("title", escape(title)), ("overview", overview)):
         before = before.replace(f"<!-- {name} -->", value)
     yield before
     yield from blocks

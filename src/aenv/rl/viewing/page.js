@@ -169,11 +169,24 @@ function mark() {
 
 function choose(place) {
   if (place === chosen || !rows[place]) return;
+  overview(false);
   chosen = place;
   mark();
   show(read(`episode-${place}`), rows[place]);
   const hash = `#${encodeURIComponent(rows[place].id)}`;
   if (location.hash !== hash) history.replaceState(null, "", hash);
+}
+
+// What a page may tell of all its episodes, as long as none is chosen.
+function overview(shown) {
+  if (!byId("overview")) return;
+  byId("overview").hidden = !shown;
+  byId("episode").hidden = shown;
+  byId("to-overview").hidden = shown;
+  if (shown) {
+    chosen = -1;
+    mark();
+  }
 }
 
 function fromAddress() {
@@ -394,9 +407,16 @@ document.addEventListener("keydown", (event) => {
 });
 byId("filters").addEventListener("input", list);
 byId("filters").addEventListener("submit", (event) => event.preventDefault());
-addEventListener("hashchange", () => choose(fromAddress()));
+addEventListener("hashchange", () => {
+  const place = fromAddress();
+  if (place >= 0) choose(place);
+  else overview(true);
+});
 summary();
 list();
+if (byId("overview")) document.querySelector("h1").after(make("a", { id: "to-overview", href: "#", text: "Report" }));
 const wanted = fromAddress();
-if (rows.length) choose(wanted >= 0 ? wanted : visible[0]);
+if (wanted >= 0) choose(wanted);
+else if (byId("overview")) overview(true);
+else if (rows.length) choose(visible[0]);
 else byId("episode").replaceChildren(make("p", { class: "empty", text: "There are no episodes here." }));

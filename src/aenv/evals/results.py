@@ -1,0 +1,189 @@
+"""What an evaluation came to: every task with its scores, and the numbers over all of them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from aenv.errors import NotFound
+from aenv.evals import statistics
+from aenv.evals.statistics import Estimate
+from aenv.rl.files import read
+from aenv.rl.groups import Tally
+from aenv.rl.runs import ABOUT, Asked, about_run
+from aenv.rl.trajectory import Trajectory
+
+
+class _Sample(NamedTuple):
+    """What is held of an episode until all are read: nothing of what was said and done."""
+
+    place: int
+    id: str
+    score: float | None
+    failure: str | None
+    turns: int
+    seconds: float
+    digest: str
+
+
+class TaskResult(Struct, frozen=True, kw_only=True):
+    """One task, by sample."""
+
+    id: str
+    scores: list[float | None]
+    """None for a sample that failed."""
+    episodes: list[str]
+    """The ids of the trajectories."""
+    failures: dict[str, int]
+    """How many failed, by kind."""
+    turns: int
+    seconds: float
+    digest: str
+    """sha256 over what the task says."""
+
+    @property
+    def valid(self) -> list[float]:
+        """The scores there are."""
+        return [score for score in self.scores if score is not None]
+
+
+def _result(id: str, samples: list[_Sample]) -> TaskResult:
+    samples.sort()
+    return TaskResult(
+        id=id,
+        scores=[found.score for found in samples],
+        episodes=[found.id for found in samples],
+        failures=dict(Counter(found.failure for found in samples if found.failure is not None)),
+        turns=sum(found.turns for found in samples),
+        seconds=round(sum(found.seconds for found in samples), 3),
+        digest=samples[0].digest,
+    )
+
+
+class Evaluation:
+    """Scores of an agent on tasks of an environment. A failed episode has none, and counts in no rate."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        trajectories: Iterable[Trajectory],
+        *,
+        threshold: float = statistics.PASSED,
+        ks: Sequence[int] = (),
+        order: Sequence[str] = (),
+    ) -> None:
+        """``ks`` are those of pass@k and pass^k; ``order`` is that of the tasks, by id."""
+        self.asked = asked
+        self.threshold = threshold
+        self.ks = tuple(ks)
+        self.tally = Tally()
+        self.env = asked.env
+        places = {id: place for place, id in enumerate(order)}
+        found: dict[str, list[_Sample]] = {}
+        for trajectory in trajectories:
+            found.setdefault(trajectory.group or trajectory.task.id, []).append(self._noted(trajectory))
+        ids = sorted(found, key=lambda name: (places.get(name, len(places)), natural(name)))
+        self.results = [_result(id, found[id]) for id in ids]
+
+    @classmethod
+    def read(cls, folder: Path, **how: Any) -> Evaluation:
+        """The evaluation that is kept in the folder of a run."""
+        about = about_run(folder)
+        if about is None:
+            raise NotFound(f"{folder} holds no run: it has no {ABOUT}", hint="'aenv eval --out' writes one")
+        return cls(about.asked, read(folder), **how)
+
+    def _noted(self, of: Trajectory) -> _Sample:
+        self.tally.add(of)
+        self.env = of.provenance.env or self.env
+        return _Sample(
+            of.sample,
+            of.id,
+            of.reward if of.ok else None,
+            of.failure.kind if of.failure is not None else None,
+            len(of.turns),
+            of.seconds.get("total", 0.0),
+            of.provenance.task_digest or of.task.digest(),
+        )
+
+    @property
+    def scores(self) -> list[list[float | None]]:
+        """By task, then by sample."""
+        return [result.scores for result in self.results]
+
+    @property
+    def passed(self) -> int:
+        """Episodes that passed."""
+        return sum(map(self.passed_of, self.results))
+
+    def passed_of(self, result: TaskResult) -> int:
+        """How many samples of a task passed."""
+        return sum(map(self.is_pass, result.valid))
+
+    def is_pass(self, score: float) -> bool:
+        """Whether an episode with that score passed."""
+        return statistics.passed(score, self.threshold)
+
+    def passes(self, result: TaskResult) -> bool:
+        """Whether more than half of a task's scored samples passed."""
+        return self.passed_of(result) * 2 > len(result.valid)
+
+    @property
+    def score(self) -> Estimate | None:
+        """The mean score over tasks."""
+        return statistics.mean_score(self.scores)
+
+    @property
+    def pass_rate(self) -> Estimate | None:
+        """The share of samples that passed, over tasks."""
+        return statistics.pass_rate(self.scores, self.threshold)
+
+    def pass_at(self, k: int) -> Estimate | None:
+        """pass@k."""
+        return statistics.pass_at(self.scores, k, self.threshold)
+
+    def pass_all(self, k: int) -> Estimate | None:
+        """pass^k."""
+        return statistics.pass_all(self.scores, k, self.threshold)
+
+    def shown(self) -> dict[str, Any]:
+        """For programs: what ``aenv eval -o json`` prints."""
+        score = self.score
+        tally = self.tally.shown()
+        return {
+            "env": self.env,
+            "agent": self.asked.agent,
+            "tasks": len(self.results),
+            "episodes": tally["episodes"],
+            "passed": self.passed,
+            "failed": tally["failed"],
+            "score": None if score is None else score.value,
+            "interval": None if score is None else [score.low, score.high],
+            "pass_rate": msgspec.to_builtins(self.pass_rate),
+            "pass@k": {str(k): msgspec.to_builtins(self.pass_at(k)) for k in self.ks},
+            "pass^k": {str(k): msgspec.to_builtins(self.pass_all(k)) for k in self.ks},
+            "threshold": self.threshold,
+            "n": self.asked.n,
+            "seed": self.asked.seed,
+            "taskset": {"digest": self.asked.tasks, **self.asked.settings.get("taskset", {})},
+            **{name: tally[name] for name in _TALLIED},
+            "results": [
+                {"id": one.id, "passed": self.passed_of(one), "scores": one.scores, "episodes": one.episodes}
+                for one in self.results
+            ],
+        }
+
+
+_TALLIED = ("failures", "retried", "components", "ended", "turns", "calls", "tool_errors", "tokens", "seconds")
+
+
+def natural(id: str) -> list[tuple[int, int, str]]:
+    """A key to sort ids by as people do: 2 before 10."""
+    parts = re.split(r"(\d+)", id)
+    return [(0, int(part), "") if part.isdigit() and part.isascii() else (1, 0, part) for part in parts]

@@ -1,0 +1,70 @@
+"""One evaluation from a program: the tasks, the agent, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from aenv.client.environment import Environment
+from aenv.evals.agents import agent as agent_named
+from aenv.evals.results import Evaluation
+from aenv.evals.statistics import PASSED
+from aenv.evals.tasksets import Taskset
+from aenv.rl.playing import Agent, template
+from aenv.rl.rules import Rules
+from aenv.rl.runs import Asked, Run
+
+
+async def evaluate(
+    env: str | Environment,
+    agent: str | Agent,
+    tasks: Taskset | None = None,
+    *,
+    n: int = 1,
+    seed: int = 0,
+    rules: Rules | None = None,
+    threshold: float = PASSED,
+    ks: Sequence[int] = (),
+    folder: str | Path | None = None,
+    resume: bool = False,
+    **how: Any,
+) -> Evaluation:
+    """Play ``n`` episodes of each task, and work out what they are worth.
+
+    ``agent`` is a name as ``aenv eval --agent`` takes it, or an agent. ``tasks`` are those that the environment
+    tells, when none are given. Trajectories are kept in ``folder``, where there is one; with ``resume``, what has
+    ended there is not played again. ``how`` are further arguments of ``aenv.rl.rollouts``.
+    """
+    made = template(env)
+    taskset = tasks if tasks is not None else await Taskset.load(made)
+    player = agent_named(agent) if isinstance(agent, str) else agent
+    rules = rules or Rules()
+    name = agent if isinstance(agent, str) else str(getattr(agent, "name", "") or getattr(agent, "__name__", agent))
+    asked = asking(taskset, name, n, seed, rules)
+    with TemporaryDirectory(prefix="aenv-eval-") as temporary:
+        with Run.open(Path(folder or temporary), asked, resume=resume) as run:
+            await run.play(made, player, taskset.tasks, rules=rules, **how)
+            return evaluated(run, taskset, threshold=threshold, ks=ks)
+
+
+def asking(taskset: Taskset, agent: str, n: int, seed: int, rules: Rules, **settings: Any) -> Asked:
+    """What must be the same for an evaluation to be gone on with."""
+    about = {"source": str(taskset.source), "selection": dict(taskset.selection)}
+    known = {name: value for name, value in about.items() if value}
+    return Asked(
+        env=taskset.env,
+        agent=agent,
+        tasks=taskset.digest,
+        n=n,
+        seed=seed,
+        rewards={reward.key: reward.weight for reward in rules.taken},
+        settings={"taskset": known, **settings} if known else settings,
+    )
+
+
+def evaluated(run: Run, taskset: Taskset, *, threshold: float, ks: Sequence[int]) -> Evaluation:
+    """What a run came to."""
+    order = [task.id for task in taskset]
+    return Evaluation(run.about.asked, run.trajectories(), threshold=threshold, ks=ks, order=order)
