@@ -12,10 +12,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from aenv import config
-from aenv.cleanup import finish
 from aenv.errors import AgentError, Invalid, NotFound, Unsupported
 from aenv.evals.tasksets import parameters
 from aenv.models import to_json
@@ -28,8 +28,6 @@ SOLUTION = "solution"
 """The owner's function of an environment that tells what solves a task."""
 KEPT = 4000
 """Bytes that are kept of what a program printed last."""
-FAREWELL = 1.0
-"""Seconds for the last words of a program that has ended."""
 
 
 def check(name: str) -> None:
@@ -168,44 +166,33 @@ class Command:
             "AENV_TASK_OBSERVATION": _text(env.observation),
             "AENV_TASK_SEED": "" if env.sample_seed is None else str(env.sample_seed),
         }
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self.arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                env=config.agent_environment(variables),
-                start_new_session=True,
-            )
-        except OSError as exc:
-            raise AgentError(f"{self.arguments[0]} cannot be started: {exc.strerror or exc}") from exc
-        assert process.stdout is not None
-        printed = asyncio.create_task(_last(process.stdout))
-        try:
-            code = await process.wait()
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await finish(_ended(process, printed))
-        said = "" if printed.cancelled() else printed.result().decode(errors="replace").strip()
+        with TemporaryFile() as printed:
+            code = await self._run(variables, printed)
+            printed.seek(max(0, printed.seek(0, os.SEEK_END) - KEPT))
+            said = printed.read().decode(errors="replace").strip()
         if code:
             how = f"exit code {code}" if code > 0 else f"signal {-code}"
             raise AgentError(f"{self.arguments[0]} ended with {how}: {said[-1000:] or 'it printed nothing'}")
         return said
 
-
-async def _last(stream: asyncio.StreamReader) -> bytes:
-    kept = b""
-    while more := await stream.read(65536):
-        kept = (kept + more)[-KEPT:]
-    return kept
-
-
-async def _ended(process: asyncio.subprocess.Process, printed: asyncio.Task[bytes]) -> None:
-    await process.wait()
-    await asyncio.wait((printed,), timeout=FAREWELL)
-    printed.cancel()  # somebody who left the group holds the other end
-    await asyncio.wait((printed,))
+    async def _run(self, variables: Mapping[str, str], printed: IO[bytes]) -> int:
+        """Its exit code. It prints to a file: the end of a pipe comes only when all that it started has ended."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self.arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=printed,
+                stderr=printed,
+                env=config.agent_environment(variables),
+                start_new_session=True,
+            )
+        except OSError as exc:
+            raise AgentError(f"{self.arguments[0]} cannot be started: {exc.strerror or exc}") from exc
+        try:
+            return await process.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _text(observation: Any) -> str:

@@ -39,7 +39,7 @@ def histogram(scores: Sequence[float], threshold: float, width: int = 380) -> st
             tall = max(tall, 2)
         title = _tag("title", f"{begin:.3g} to {end:.3g}: {count}")
         x, y = _LEFT + place * step + 1, _HEIGHT - _BOTTOM - tall
-        kind = "bar passed" if end > threshold or (place == BINS - 1 and high >= threshold) else "bar"
+        kind = "bin passed" if end > threshold or (place == BINS - 1 and high >= threshold) else "bin"
         parts.append(_tag("rect", title, class_=kind, x=x, y=y, width=step - 2, height=tall))
     parts += [_tick(0, width, "0"), _tick(1, width, f"{most}")]
     parts += _below(width, f"{low:.3g}", f"{high:.3g}", "score of an episode")

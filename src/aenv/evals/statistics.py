@@ -84,7 +84,7 @@ def pass_rate(scores: Scores, threshold: float = PASSED) -> Estimate | None:
 def pass_at(scores: Scores, k: int, threshold: float = PASSED) -> Estimate | None:
     """pass@k: how likely at least one of ``k`` samples of a task passes, without bias also from more than ``k``.
     Tasks with fewer scored samples are left out and counted; None where all are."""
-    return _drawn(scores, k, threshold, lambda n, c: 1 - comb(n - c, k) / comb(n, k))
+    return _drawn(scores, k, threshold, lambda n, c: (comb(n, k) - comb(n - c, k)) / comb(n, k))
 
 
 def pass_all(scores: Scores, k: int, threshold: float = PASSED) -> Estimate | None:
