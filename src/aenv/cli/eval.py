@@ -28,7 +28,7 @@ from aenv.evals import report, statistics
 from aenv.evals.comparing import Comparison, Pair
 from aenv.evals.comparing import compare as compare_both
 from aenv.evals.results import Evaluation, TaskResult
-from aenv.evals.runner import evaluated
+from aenv.evals.runner import evaluated, reusable
 from aenv.evals.tasksets import Taskset
 from aenv.rl.files import NAME
 from aenv.rl.runs import PAGE, REPORT, Run, write_whole
@@ -97,6 +97,7 @@ def eval_(**options: Any) -> int:
 async def _evaluated(options: Mapping[str, Any]) -> tuple[Run, Evaluation]:
     agent, rules = agent_of(options), rules_of(options)
     tasks = _ordered(await taskset_of(options), options)
+    options = {**options, "reuse": options["reuse"] or reusable(tasks)}
     with open_run(options, tasks, rules) as run:
         await play(run, agent, tasks, rules, options)
         return run, evaluated(run, tasks, threshold=options["threshold"], ks=options["ks"])
@@ -150,7 +151,8 @@ def compare(*, before: Path, after: Path, threshold: float, output: str) -> None
     first, second = (Evaluation.read(folder, threshold=threshold) for folder in (before, after))
     found = compare_both(first, second)
     if output == "json":
-        show_json({"before": _about(first, before), "after": _about(second, after), **msgspec.to_builtins(found)})
+        runs = {"before": _about(first, before), "after": _about(second, after)}
+        show_json({"runs": runs, **msgspec.to_builtins(found)})
         return
     _show_both(found, first, second)
 

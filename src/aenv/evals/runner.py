@@ -16,6 +16,9 @@ from aenv.rl.playing import Agent, template
 from aenv.rl.rules import Rules
 from aenv.rl.runs import Asked, Run
 
+REUSED = 32
+"""Episodes that an instance plays, where each is begun by a reset that is told the task."""
+
 
 async def evaluate(
     env: str | Environment,
@@ -25,6 +28,7 @@ async def evaluate(
     n: int = 1,
     seed: int = 0,
     rules: Rules | None = None,
+    reuse: int | None = None,
     threshold: float = PASSED,
     ks: Sequence[int] = (),
     folder: str | Path | None = None,
@@ -34,7 +38,8 @@ async def evaluate(
     """Play ``n`` episodes of each task, and work out what they are worth.
 
     ``agent`` is a name as ``aenv eval --agent`` takes it, or an agent. ``tasks`` are those that the environment
-    tells, when none are given. Trajectories are kept in ``folder``, where there is one; with ``resume``, what has
+    tells, when none are given. ``reuse`` is how many episodes an instance plays; 32 when nothing is said and the
+    environment's reset is told the task. Trajectories are kept in ``folder``, if given; with ``resume``, what has
     ended there is not played again. ``how`` are further arguments of ``aenv.rl.rollouts``.
     """
     made = template(env)
@@ -45,8 +50,13 @@ async def evaluate(
     asked = asking(taskset, name, n, seed, rules)
     with TemporaryDirectory(prefix="aenv-eval-") as temporary:
         with Run.open(Path(folder or temporary), asked, resume=resume) as run:
-            await run.play(made, player, taskset.tasks, rules=rules, **how)
+            await run.play(made, player, taskset.tasks, rules=rules, reuse=reuse or reusable(taskset), **how)
             return evaluated(run, taskset, threshold=threshold, ks=ks)
+
+
+def reusable(taskset: Taskset) -> int:
+    """How many episodes an instance plays, when nobody says: several, where its reset is told which task it is."""
+    return REUSED if all(task.reset for task in taskset) else 1
 
 
 def asking(taskset: Taskset, agent: str, n: int, seed: int, rules: Rules, **settings: Any) -> Asked:
