@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aenv
-from aenv import config, errors, rl
+from aenv import config, errors, evals, rl
 from aenv.api import pools, quotas, top, usage_routes
 from aenv.api.routes import routes as instance_routes
 from aenv.api.services.routes import routes as service_routes
@@ -40,6 +40,12 @@ EPISODES = (
     ("Kept episodes", ("read", "Writer", "grouped", "replay", "Replayed", "rescore", "export", "Exported")),
 )
 """Names of ``aenv.rl``."""
+EVALUATIONS = (
+    ("Evaluations", ("evaluate", "Taskset", "Evaluation", "TaskResult", "Estimate", "page")),
+    ("Comparing evaluations", ("compare", "Comparison")),
+    ("Agents by name", ("agent", "Oracle", "Nop", "Command")),
+)
+"""Names of ``aenv.evals``."""
 SERVICES = {
     "env": "Environments: the hub",
     "env-instance": "Instances: the API service",
@@ -90,11 +96,11 @@ def api() -> str:
     parts = [
         "# Python API",
         "",
-        f"{HAND_OVER} Every name is imported from `aenv`, those of episodes from `aenv.rl`, and loads on first",
-        "use. `aenv.__version__` is the version.",
+        f"{HAND_OVER} Every name is imported from `aenv`, those of episodes from `aenv.rl`, those of evaluations",
+        "from `aenv.evals`, and loads on first use. `aenv.__version__` is the version.",
         "",
     ]
-    for module, groups in ((aenv, GROUPS), (rl, EPISODES)):
+    for module, groups in ((aenv, GROUPS), (rl, EPISODES), (evals, EVALUATIONS)):
         for title, names in groups:
             parts += [f"## {title}", ""]
             for name in names:

@@ -398,8 +398,9 @@ async def _remove(daemon: Daemon, path: str, **query: str) -> None:
 
 
 def environment(monkeypatch: Any, home: Path) -> None:
-    """A user without settings."""
+    """A user without settings, whose virtual environment is active."""
     monkeypatch.setenv("AENV_HOME", str(home))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     for name in list(os.environ):
         if (name.startswith("AENV_") and name != "AENV_HOME") or name == "DUMMY_INSTANCE_IP":
             monkeypatch.delenv(name)

@@ -74,7 +74,7 @@ def phases(seconds: Mapping[str, float], width: int = 380) -> str:
         parts.append(_tag("text", name, x=74, y=y + 13, text_anchor="end"))
         parts.append(_tag("rect", class_=f"phase {name}", x=82, y=y, width=max(bar, 1), height=_ROW - 7, rx=2))
         parts.append(_tag("text", f"{shown(spent)}, {spent / total:.0%}", x=90 + bar, y=y + 13))
-    return _plot("Time by phase", width, _TOP + max(1, len(known)) * _ROW, parts)
+    return _plot("Time of all episodes by phase", width, _TOP + max(1, len(known)) * _ROW, parts)
 
 
 def shown(seconds: float) -> str:

@@ -41,7 +41,8 @@ def summary(found: Evaluation) -> dict[str, str]:
     rows["calls"] = f"{tally.calls} in {tally.turns} turns, tool errors: {tally.errors}"
     if tally.prompt_tokens or tally.completion_tokens:
         rows["tokens"] = f"{tally.prompt_tokens:,} read, {tally.completion_tokens:,} written"
-    rows["time"] = ", ".join(f"{name} {plots.shown(spent)}" for name, spent in spent_in(tally.seconds).items() if spent)
+    spent = {name: seconds for name, seconds in spent_in(tally.seconds).items() if seconds}
+    rows["time of all"] = ", ".join(f"{name} {plots.shown(seconds)}" for name, seconds in spent.items())
     return {name: line(value) for name, value in rows.items()}
 
 
@@ -83,7 +84,7 @@ def _overview(found: Evaluation, shown: Collection[str]) -> str:
     about = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in summary(found).items())
     return (
         f'<div id="overview"><div class="facts">{facts}</div><div class="plots">{drawn}</div>'
-        f"<details open><summary>All numbers</summary><dl>{about}</dl></details>"
+        f"<details><summary>All numbers</summary><dl>{about}</dl></details>"
         f'<section><h3>Tasks</h3><table id="tasks">{_HEAD}{rows}</table></section></div>'
     )
 
@@ -93,11 +94,11 @@ def _headline(found: Evaluation) -> dict[str, str]:
     facts = {} if score is None else {f"score, {score.low:.3f} to {score.high:.3f}": f"{score.value:.3f}"}
     if rate is not None:
         facts[f"pass rate, {rate.low:.1%} to {rate.high:.1%}"] = f"{rate.value:.1%}"
-    return facts | {
-        "episodes passed": f"{found.passed} of {found.tally.scored}",
-        "episodes failed, without a score": str(found.tally.failed),
-        "tasks": str(len(found.results)),
-    }
+    for k in found.ks:
+        for name, estimate in ((f"pass@{k}", found.pass_at(k)), (f"pass^{k}", found.pass_all(k))):
+            if k > 1 and estimate is not None:
+                facts[name] = f"{estimate.value:.1%}"
+    return facts | {"episodes passed": f"{found.passed} of {found.tally.scored}"}
 
 
 def _rate(found: Evaluation, result: TaskResult, shown: Collection[str]) -> plots.Rate:
