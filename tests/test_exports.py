@@ -7,10 +7,12 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import aenv
+from aenv import evals, rl
 
 HEAVY = {"mcp", "fastmcp", "uvicorn", "starlette", "httptools", "pydantic", "msgspec", "asyncio", "aiohttp", "httpx"}
 ERRORS = [
@@ -40,9 +42,10 @@ def test_there_are_no_other_names() -> None:
     assert not hasattr(aenv, "Mark")
 
 
-def test_type_checkers_see_the_same_names() -> None:
+@pytest.mark.parametrize("module", [aenv, rl, evals])
+def test_type_checkers_see_the_same_names(module: ModuleType) -> None:
     """The names under ``TYPE_CHECKING`` are those that load on first use, from the same modules."""
-    tree = ast.parse(Path(aenv.__file__).read_text(encoding="utf-8"))
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {
         alias.asname: node.module
@@ -51,7 +54,18 @@ def test_type_checkers_see_the_same_names() -> None:
         for alias in node.names
         if alias.asname
     }
-    assert seen == aenv._MODULE_OF
+    below = "" if module is aenv else f"{module.__name__}."
+    assert seen == {name: f"{below}{home}" for name, home in module._MODULE_OF.items()}
+
+
+@pytest.mark.parametrize("module", [rl, evals])
+def test_every_name_of_a_part_resolves_and_is_documented(module: ModuleType) -> None:
+    assert len(set(module.__all__)) == len(module.__all__)
+    for name in module.__all__:
+        assert getattr(module, name).__doc__, name
+        assert name in dir(module)
+    with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no attribute 'nothing'"):
+        _ = module.nothing
 
 
 @pytest.mark.parametrize("name", [name for name in aenv.__all__ if name != "__version__" and name not in ERRORS])

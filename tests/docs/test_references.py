@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import aenv
-from aenv import Environment, SyncEnvironment, config
+from aenv import Environment, SyncEnvironment, config, evals, rl
 from aenv.project import fields
 from tests.docs.doc_pages import ROOT
 
@@ -35,7 +35,7 @@ def test_every_setting_is_documented():
 
 def test_every_public_name_is_documented():
     page = (REFERENCE / "api.md").read_text(encoding="utf-8")
-    for name in aenv.__all__:
+    for name in (*aenv.__all__, *rl.__all__, *evals.__all__):
         assert re.search(rf"\b{re.escape(name)}\b", page), f"{name} is not in api.md"
 
 

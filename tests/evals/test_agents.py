@@ -27,6 +27,7 @@ async def main():
     assert os.environ["AENV_TASK_SYSTEM"] == "You add numbers."
     assert int(os.environ["AENV_TASK_SEED"]) >= 0
     assert "AENV_API_KEY" not in os.environ
+    assert os.environ["OPENAI_API_KEY"] == "of-its-model"
     async with Client(os.environ["AENV_AGENT_URL"]) as client:
         print(await client.call_tool("submit", {"value": int(one) + int(other)}))
 
@@ -69,6 +70,7 @@ async def test_an_environment_without_a_solution_has_no_oracle() -> None:
 
 async def test_a_program_plays_over_mcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AENV_API_KEY", "of-the-platform")
+    monkeypatch.setenv("OPENAI_API_KEY", "of-its-model")
     file = tmp_path / "over mcp.py"
     file.write_text(OVER_MCP)
     found = await played(f"cmd: {sys.executable} {shlex.quote(str(file))}")

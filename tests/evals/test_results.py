@@ -13,6 +13,7 @@ from aenv.evals import Evaluation, Taskset, compare, evaluate
 from aenv.evals.results import natural
 from aenv.rl import Failed, Scored, Task, Trajectory, read
 from aenv.rl.runs import Asked
+from aenv.rl.trajectory import Component
 from tests.rl import made
 
 ASKED = Asked(env="sums", agent="made", tasks="0", n=1, seed=0, rewards={})
@@ -93,6 +94,23 @@ def test_order_is_that_of_the_tasks_or_as_people_count() -> None:
     assert [result.id for result in of(scores).results] == ["t1", "t2", "t10"]
     assert [result.id for result in of(scores, order=["t2", "t10"]).results] == ["t2", "t10", "t1"]
     assert sorted(["a10", "a9", "10", "9", "²"], key=natural) == ["9", "10", "a9", "a10", "²"]
+
+
+def test_what_rewards_tell_beside_the_score() -> None:
+    told = [
+        {"score": 1.0, "database": 1.0, "found": True, "why": "so", "not_judged": []},
+        {"score": 0.5, "database": 0.5, "not_judged": ["manners"], "odd": float("inf")},
+        None,
+    ]
+    some = [
+        made.trajectory(
+            sample=place, outcome=Scored(score=0.0, components={"r": Component(score=0.0, details=details)})
+        )
+        for place, details in enumerate(told)
+    ]
+    shown = Evaluation(ASKED, some).shown()
+    assert shown["parts"] == {"database": 0.75, "found": 1.0}
+    assert shown["not_judged"] == 1
 
 
 def test_the_threshold_decides_what_passes() -> None:

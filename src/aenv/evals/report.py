@@ -38,6 +38,10 @@ def summary(found: Evaluation) -> dict[str, str]:
     }
     rows |= {f"pass@{k}": told(found.pass_at(k)) for k in found.ks}
     rows |= {f"pass^{k}": told(found.pass_all(k)) for k in found.ks}
+    if found.parts:
+        rows["parts"] = ", ".join(f"{name} {mean:.4g}" for name, mean in found.parts.items())
+    if found.not_judged:
+        rows["not judged in full"] = f"{found.not_judged} episodes"
     rows["calls"] = f"{tally.calls} in {tally.turns} turns, tool errors: {tally.errors}"
     if tally.prompt_tokens or tally.completion_tokens:
         rows["tokens"] = f"{tally.prompt_tokens:,} read, {tally.completion_tokens:,} written"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from math import isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,7 +19,7 @@ from aenv.evals.statistics import Estimate
 from aenv.rl.files import read
 from aenv.rl.groups import Tally
 from aenv.rl.runs import ABOUT, Asked, about_run
-from aenv.rl.trajectory import Trajectory
+from aenv.rl.trajectory import Scored, Trajectory
 
 
 class _Sample(NamedTuple):
@@ -84,6 +86,9 @@ class Evaluation:
         self.ks = tuple(ks)
         self.tally = Tally()
         self.env = asked.env
+        self.not_judged = 0
+        """Episodes whose reward says, as ``not_judged``, that a part of what counts was not judged."""
+        self._parts: dict[str, list[float]] = {}
         places = {id: place for place, id in enumerate(order)}
         found: dict[str, list[_Sample]] = {}
         for trajectory in trajectories:
@@ -101,6 +106,9 @@ class Evaluation:
 
     def _noted(self, of: Trajectory) -> _Sample:
         self.tally.add(of)
+        if isinstance(of.outcome, Scored):
+            for component in of.outcome.components.values():
+                self._look_into(component.details)
         self.env = of.provenance.env or self.env
         return _Sample(
             of.sample,
@@ -111,6 +119,20 @@ class Evaluation:
             of.seconds.get("total", 0.0),
             of.provenance.task_digest or of.task.digest(),
         )
+
+    def _look_into(self, details: Any) -> None:
+        """What a reward tells beside the score, where that is a number."""
+        if not isinstance(details, dict):
+            return
+        self.not_judged += bool(details.get("not_judged"))
+        for name, value in details.items():
+            if name != "score" and isinstance(value, (bool, int, float)) and isfinite(value):
+                self._parts.setdefault(name, []).append(float(value))
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """By name, the mean of every number that rewards tell beside the score, over episodes that have it."""
+        return {name: fmean(values) for name, values in self._parts.items()}
 
     @property
     def scores(self) -> list[list[float | None]]:
@@ -168,6 +190,8 @@ class Evaluation:
             "pass_rate": msgspec.to_builtins(self.pass_rate),
             "pass@k": {str(k): msgspec.to_builtins(self.pass_at(k)) for k in self.ks},
             "pass^k": {str(k): msgspec.to_builtins(self.pass_all(k)) for k in self.ks},
+            "parts": self.parts,
+            "not_judged": self.not_judged,
             "threshold": self.threshold,
             "n": self.asked.n,
             "seed": self.asked.seed,
