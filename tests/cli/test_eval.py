@@ -141,6 +141,13 @@ def test_a_program_as_the_agent(aenv, here):
     assert (answer.data["episodes"], answer.data["failed"], answer.data["passed"]) == (2, 0, 0)
 
 
+def test_a_rollout_has_the_same_agents(aenv, here):
+    task = {"id": "one", "reset": {"task": "small-1", "domain": "small"}}
+    (here / "one.jsonl").write_text(json.dumps(task))
+    answer = aenv("rollout", "sums", "--agent", "oracle", "--tasks", "one.jsonl", "-o", "json")
+    assert (answer.code, answer.data["reward"]["mean"]) == (0, 1.0)
+
+
 def test_two_runs_are_compared(aenv, here):
     for agent, folder in (("nop", "before"), ("agent.py:sometimes", "after")):
         assert aenv("eval", "sums", "--agent", agent, "--domain", "large", "--out", folder).code == 0

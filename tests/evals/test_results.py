@@ -11,10 +11,11 @@ import pytest
 from aenv.errors import Invalid, NotFound
 from aenv.evals import Evaluation, Taskset, compare, evaluate
 from aenv.evals.results import natural
-from aenv.rl import Failed, Scored, Task, Trajectory, read
+from aenv.rl import Failed, OpenAIAgent, Rules, Scored, Task, Trajectory, read
 from aenv.rl.runs import Asked
 from aenv.rl.trajectory import Component
 from tests.rl import made
+from tests.rl.standin import USAGE, calling, model, saying
 
 ASKED = Asked(env="sums", agent="made", tasks="0", n=1, seed=0, rewards={})
 FAILED = Failed(kind="network", phase="tool", reason="cut")
@@ -74,6 +75,17 @@ async def test_without_a_folder_nothing_is_left(tmp_path: Path, monkeypatch: pyt
     found = await evaluate("sums", nobody, n=2, ks=(2,))
     assert (found.asked.agent, found.passed, len(found.results)) == ("nobody", 0, 4)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("benchmark_home")
+async def test_a_model_with_what_it_read_and_wrote() -> None:
+    tasks = (await Taskset.load("sums")).head(2)
+    async with model(calling("submit", '{"value": 1}'), saying("done")) as server:
+        found = await evaluate("sums", OpenAIAgent("m", base_url=server.url), tasks, rules=Rules(max_turns=5))
+    shown = found.shown()
+    assert (shown["agent"], shown["failed"], shown["turns"], shown["calls"]) == ("openai:m", 0, 4, 2)
+    assert shown["tokens"] == {"prompt": 4 * USAGE["prompt_tokens"], "completion": 4 * USAGE["completion_tokens"]}
+    assert {"create", "reset", "model", "tool", "reward"} <= set(shown["seconds"])
 
 
 def test_failures_are_apart_from_zeros() -> None:
