@@ -61,6 +61,8 @@ async def test_an_evaluation_from_a_program(tmp_path: Path) -> None:
     assert len({trajectory.provenance.instance for trajectory in played}) <= 2, "instances play several"
     again = await evaluate("sums", "oracle", tasks.head(5), folder=tmp_path / "run", resume=True)
     assert msgspec.json.encode(again.shown()) == msgspec.json.encode(shown)
+    with pytest.raises(Invalid, match="its settings was"):
+        await evaluate("sums", "oracle", tasks.head(5), folder=tmp_path / "run", resume=True, rules=Rules(max_turns=3))
     kept = Evaluation.read(tmp_path / "run")
     assert kept.shown() == shown
 
@@ -73,7 +75,7 @@ async def test_without_a_folder_nothing_is_left(tmp_path: Path, monkeypatch: pyt
         """Does nothing."""
 
     found = await evaluate("sums", nobody, n=2, ks=(2,))
-    assert (found.asked.agent, found.passed, len(found.results)) == ("nobody", 0, 4)
+    assert (found.asked.agent.rpartition(".")[2], found.passed, len(found.results)) == ("nobody", 0, 4)
     assert list(tmp_path.iterdir()) == []
 
 

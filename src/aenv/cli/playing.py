@@ -33,11 +33,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 MOST_SHOWN = 1000
 """Episodes that the page of a run shows."""
-_SETTINGS = (
-    *("max_turns", "turn_timeout", "episode_timeout", "score_late", "reuse"),
-    *("system", "parameter", "model_url", "tokens"),
-)
-"""Options that an episode depends on, and that are the same for all of a run."""
+_SETTINGS = ("reuse", "system", "parameter", "model_url", "tokens")
+"""Options that an episode depends on beside its rules, and that are the same for all of a run."""
 
 
 def _check_agent(ctx: click.Context, option: click.Parameter, given: str) -> str:
@@ -160,7 +157,7 @@ def environment_of(options: Mapping[str, Any], labels: Mapping[str, str] | None 
 
 def open_run(options: Mapping[str, Any], tasks: Taskset, rules: Rules) -> Run:
     """The run in its folder, begun or gone on with."""
-    settings = {name: options[name] for name in _SETTINGS if options[name]}
+    settings = {name: options[name] for name in _SETTINGS}
     asked = asking(tasks, options["agent"], options["n"], options["seed"], rules, **settings)
     folder = options["out"] or _folder(options["env"])
     return Run.open(folder, asked, resume=options["resume"], again=options["retry_failed"])

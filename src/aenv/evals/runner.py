@@ -12,10 +12,12 @@ from aenv.evals.agents import agent as agent_named
 from aenv.evals.results import Evaluation
 from aenv.evals.statistics import PASSED
 from aenv.evals.tasksets import Taskset
-from aenv.rl.playing import Agent, template
+from aenv.rl.playing import Agent, agent_name, template
 from aenv.rl.rules import Rules
 from aenv.rl.runs import Asked, Run
 
+LIMITS = ("max_turns", "turn_timeout", "episode_timeout", "score_late")
+"""Of the rules, what an episode depends on beside its rewards."""
 REUSED = 32
 """Episodes that an instance plays, where each is begun by a reset that is told the task."""
 
@@ -46,11 +48,11 @@ async def evaluate(
     taskset = tasks if tasks is not None else await Taskset.load(made)
     player = agent_named(agent) if isinstance(agent, str) else agent
     rules = rules or Rules()
-    name = agent if isinstance(agent, str) else str(getattr(agent, "name", "") or getattr(agent, "__name__", agent))
-    asked = asking(taskset, name, n, seed, rules)
+    reuse = reuse or reusable(taskset)
+    asked = asking(taskset, agent if isinstance(agent, str) else agent_name(agent), n, seed, rules, reuse=reuse)
     with TemporaryDirectory(prefix="aenv-eval-") as temporary:
         with Run.open(Path(folder or temporary), asked, resume=resume) as run:
-            await run.play(made, player, taskset.tasks, rules=rules, reuse=reuse or reusable(taskset), **how)
+            await run.play(made, player, taskset.tasks, rules=rules, reuse=reuse, **how)
             return evaluated(run, taskset, threshold=threshold, ks=ks)
 
 
@@ -62,7 +64,8 @@ def reusable(taskset: Taskset) -> int:
 def asking(taskset: Taskset, agent: str, n: int, seed: int, rules: Rules, **settings: Any) -> Asked:
     """What must be the same for an evaluation to be gone on with."""
     about = {"source": str(taskset.source), "selection": dict(taskset.selection)}
-    known = {name: value for name, value in about.items() if value}
+    limits = {name: getattr(rules, name) for name in LIMITS}
+    known = {"taskset": {name: value for name, value in about.items() if value}, **limits, **settings}
     return Asked(
         env=taskset.env,
         agent=agent,
@@ -70,7 +73,7 @@ def asking(taskset: Taskset, agent: str, n: int, seed: int, rules: Rules, **sett
         n=n,
         seed=seed,
         rewards={reward.key: reward.weight for reward in rules.taken},
-        settings={"taskset": known, **settings} if known else settings,
+        settings={name: value for name, value in known.items() if value},
     )
 
 

@@ -135,7 +135,7 @@ class Plan:
         self.alone = alone
         self.reuse = reuse
         self.facts = Facts()
-        self.agent_name = str(getattr(agent, "name", "") or _named(agent))
+        self.agent_name = agent_name(agent)
 
     async def play(self, draw: Draw) -> Trajectory:
         """One episode, begun again as often as the rules say."""
@@ -429,7 +429,10 @@ async def _ended(agent: asyncio.Task[Any]) -> None:
         log.warning("an agent goes on after its end was asked for; what it calls is refused")
 
 
-def _named(agent: object) -> str:
+def agent_name(agent: object) -> str:
+    """What an agent is called: by itself, or by where it is written."""
+    if own := getattr(agent, "name", ""):
+        return str(own)
     kind = agent if inspect.isfunction(agent) else type(agent)
     return f"{kind.__module__}:{kind.__qualname__}"
 
