@@ -69,6 +69,10 @@ def tasks() -> None:
     """List and show the tasks of an environment.
 
     ENV is a name as in Environment. It tells its tasks by its function 'tasks'.
+
+    \b
+    Example:
+      aenv tasks list my-benchmark --domain airline
     """
 
 
