@@ -55,6 +55,8 @@ def test_every_score_is_in_one_bin() -> None:
     scores = [0.0, 0.5, 0.5, 0.999, 1.0, -0.5, 2.0]
     drawn = plots.histogram(scores, 1.0)
     assert sum(int(count) for count in re.findall(r": (\d+)</title>", drawn)) == len(scores)
+    green = re.findall(r'class="bin passed"[^>]*><title>[^<]*: (\d+)<', drawn)
+    assert sum(map(int, green)) == 2, "those that passed, whatever else is in their bin"
     assert "<svg" in plots.histogram([], 1.0)
     assert "nan" not in plots.histogram([0.0], 1.0)
 

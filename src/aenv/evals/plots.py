@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from operator import add
 from typing import NamedTuple
 
+from aenv.evals import statistics
 from aenv.evals.statistics import Interval
 
 BINS = 20
@@ -27,20 +29,23 @@ class Rate(NamedTuple):
 def histogram(scores: Sequence[float], threshold: float, width: int = 380) -> str:
     """How many episodes have which score."""
     low, high = min([0.0, *scores]), max([1.0, *scores])
-    counts = [0] * BINS
+    missed, passed = [0] * BINS, [0] * BINS
     for score in scores:
+        counts = passed if statistics.passed(score, threshold) else missed
         counts[min(BINS - 1, int((score - low) / (high - low) * BINS))] += 1
-    most, step = max(1, *counts), (width - _LEFT - _RIGHT) / BINS
+    most = max(1, *map(add, missed, passed))
+    step = (width - _LEFT - _RIGHT) / BINS
     parts = []
-    for place, count in enumerate(counts):
+    for place in range(BINS):
         begin, end = (low + (high - low) * at / BINS for at in (place, place + 1))
-        tall = count / most * (_HEIGHT - _TOP - _BOTTOM)
-        if count:
-            tall = max(tall, 2)
-        title = _tag("title", f"{begin:.3g} to {end:.3g}: {count}")
-        x, y = _LEFT + place * step + 1, _HEIGHT - _BOTTOM - tall
-        kind = "bin passed" if end > threshold or (place == BINS - 1 and high >= threshold) else "bin"
-        parts.append(_tag("rect", title, class_=kind, x=x, y=y, width=step - 2, height=tall))
+        y: float = _HEIGHT - _BOTTOM
+        for kind, count in (("bin", missed[place]), ("bin passed", passed[place])):
+            if count:
+                tall = max(count / most * (_HEIGHT - _TOP - _BOTTOM), 2)
+                y -= tall
+                title = _tag("title", f"{kind.partition(' ')[2]} {begin:.3g} to {end:.3g}: {count}".strip())
+                x = _LEFT + place * step + 1
+                parts.append(_tag("rect", title, class_=kind, x=x, y=y, width=step - 2, height=tall))
     parts += [_tick(0, width, "0"), _tick(1, width, f"{most}")]
     parts += _below(width, f"{low:.3g}", f"{high:.3g}", "score of an episode")
     return _plot("Scores", width, _HEIGHT, parts)
