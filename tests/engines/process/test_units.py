@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import struct
 from contextlib import suppress
 
 import pytest
 
+from aenv import Environment
 from aenv.engines.process import output, powers
 from aenv.engines.process.attest import attest, first_of
 from aenv.engines.process.engine import ProcessEngine
@@ -312,3 +314,13 @@ async def test_an_id_that_is_no_name_is_refused(home):
                 await engine.create(id, probe())
         sandbox = await engine.create("a.b-c_9", probe())
         assert await lab.call(sandbox, "echo", text="x") == "x"
+
+
+# Programs of the machine
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="this machine has no Java")
+async def test_java_starts_in_a_sandbox():
+    async with Environment("mini-terminal") as env:
+        found = await env.exec("java -Xmx64m -version")
+    assert found.returncode == 0, found.stderr

@@ -33,6 +33,8 @@ _REMOUNT = 32
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = ("ld.so.cache", "ssl", "ca-certificates", "pki", "localtime", "alternatives", "mime.types", "terminfo")
+_ETC_OF_JAVA = "java-"
+"""How directories begin in which distributions keep a part of each Java, which does not start without it."""
 _LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
 _ACCOUNTS = {
     "passwd": "root:x:0:0:root:/home/sandbox:/bin/sh\nsandbox:x:1000:1000:sandbox:/home/sandbox:/bin/sh\n",
@@ -211,7 +213,8 @@ def build_root(plan: Plan, shown: str, work: str = "/project") -> None:
             os.symlink(os.readlink(path), root + path)
         elif os.path.isdir(path):
             _bind(root, path, path)
-    etc = {f"/etc/{name}": f"/etc/{name}" for name in (*_ETC, *(("resolv.conf",) if plan["network"] == "full" else ()))}
+    names = {*_ETC, *(name for name in os.listdir("/etc") if name.startswith(_ETC_OF_JAVA))}
+    etc = {f"/etc/{name}": f"/etc/{name}" for name in names | ({"resolv.conf"} if plan["network"] == "full" else set())}
     for inside, outside in sorted((etc | binds).items()):
         if os.path.exists(outside) and not os.path.exists(root + inside):  # unless another bind shows it already
             _bind(root, os.path.realpath(outside), inside)
