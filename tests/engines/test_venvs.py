@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 
 import aenv
 from aenv import Environment, attach
-from aenv.engines.process import jail, requirements, venvs
+from aenv.engines.process import engine, jail, requirements, venvs
 from aenv.engines.process.engine import ProcessEngine
 from aenv.engines.process.venvs import interpreter_for
 from aenv.errors import Conflict, Invalid, StartFailed
@@ -216,6 +216,27 @@ async def test_packages_are_built_for_the_trusted_only(tmp_path, kept, installer
     found = await interpreter_for(root, trusted=True)
     assert witness.exists()
     assert run_in(found, "import thing; print(thing.version)") == "1.0"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the process engine needs Linux")
+@pytest.mark.parametrize(("isolation", "built"), [("auto", True), ("strict", False)])
+async def test_packages_are_built_for_what_comes_with_us_unless_isolation_is_strict(
+    tmp_path, kept, monkeypatch, isolation, built
+):
+    witness = tmp_path / "witness"
+    root = packages.project(tmp_path / "envs" / "project", "thing")
+    packages.source_archive(root / "vendor", "thing", witness)
+    spec = SandboxSpec(env=EnvRef("project"), project=str(root))
+    async with ProcessEngine(isolation=isolation) as making:
+        with pytest.raises(StartFailed, match="could not be installed"):
+            await making.prepare(spec)
+        monkeypatch.setattr(engine, "builtin_root", lambda: tmp_path / "envs")
+        if built:
+            assert await making.prepare(spec)
+        else:
+            with pytest.raises(StartFailed, match="could not be installed"):
+                await making.prepare(spec)
+    assert witness.exists() == built
 
 
 async def test_a_source_tree_is_installed_as_it_is_now(tmp_path):

@@ -27,6 +27,7 @@ from aenv.engines.process.venvs import interpreter_for
 from aenv.engines.process.volumes import check
 from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxLost, Unsupported, from_wire
 from aenv.models import NAME, Sandbox, SandboxSpec, Second, State
+from aenv.project.builtin import builtin_root
 from aenv.project.fields import quantity
 
 log = logging.getLogger("aenv.engine")
@@ -373,11 +374,17 @@ class _Connection:
         await asyncio.wait((self._reading,))
 
 
+def _may_build(root: str, isolation: str) -> bool:
+    """Whether requirements may be built. What comes with this package is trusted as much as the package is."""
+    return isolation == "none" or (isolation == "auto" and Path(root).resolve().parent == builtin_root().resolve())
+
+
 async def _request(spec: SandboxSpec, isolation: str) -> dict[str, Any]:
     """A spec as the spawner takes it: numbers for quantities, and the interpreter for the project."""
     root = _directory(spec)
     volumes = check((one.owner, one.name, one.mount, one.size) for one in spec.volumes)
-    interpreter = await interpreter_for(Path(root), lambda line: log.info("%s", line), trusted=isolation == "none")
+    trusted = _may_build(root, isolation)
+    interpreter = await interpreter_for(Path(root), lambda line: log.info("%s", line), trusted=trusted)
     memory = _size(spec.resources, "memory", _MEMORY)
     second = None
     if spec.second is not None:
