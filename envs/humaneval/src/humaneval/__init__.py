@@ -1,0 +1,1 @@
+"""Programs of the agent's, run where the benchmark's answers cannot be read, and judged."""
