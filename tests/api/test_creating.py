@@ -515,6 +515,7 @@ async def test_an_engine_is_told_the_image_and_the_second_container(shelf: Paper
     (tasks / "file").touch()
     shelf.on_paper("dual", podTemplate="DUALCONTAINER")
     shelf.on_paper("prefixed", podTemplate="DualContainer", imagePrefix="reg.example.com/envs")
+    shelf.on_paper("usual", podTemplate="DualContainer", datasource="aenv-base")
     digest = f"sha256:{'0' * 64}"
     shelf.on_paper("built").artifacts = [{"id": digest, "type": "image", "content": "reg.example.com/built:1"}]
     seen: list[SandboxSpec] = []
@@ -531,6 +532,8 @@ async def test_an_engine_is_told_the_image_and_the_second_container(shelf: Paper
             ("dual", str(tasks / "one"), Second(directory=str((tasks / "one").resolve()))),
             ("prefixed", "task-1", Second(image="reg.example.com/envs:task-1")),
             ("prefixed", str(tasks / "one"), Second(directory=str((tasks / "one").resolve()))),
+            ("usual", "", Second(image="aenv-base")),
+            ("usual", "ubuntu:22.04", Second(image="ubuntu:22.04")),
         ):
             await one(platform, wanted(env, datasource=datasource))
             assert (seen[-1].second, seen[-1].datasource, seen[-1].image) == (second, "", "")

@@ -160,6 +160,10 @@ def test_the_second_container_of_a_project(home: Path, tmp_path: Path, monkeypat
     config["deployConfig"]["imagePrefix"] = "reg.example.com/swe"  # type: ignore[index]
     (root / "config.json").write_text(json.dumps(config))
     assert second("task") == Second(image="reg.example.com/swe:task")
+    config["deployConfig"] = {"podTemplate": "DualContainer", "datasource": "aenv-base"}
+    (root / "config.json").write_text(json.dumps(config))
+    assert second("") == Second(image="aenv-base"), "the project's own, where nobody names one"
+    assert second("task") == Second(image="task")
 
 
 def test_the_image_of_a_project(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

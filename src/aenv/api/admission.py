@@ -102,7 +102,7 @@ async def plan(request: InstanceRequest, env: Env, *, datasources: Sequence[Path
         raise Invalid(
             f"environment_variables.{both[0]} is a secret of {env.id}", hint=f"set it with 'aenv secret set {both[0]}'"
         )
-    data, second = await _data(request.datasource, found, datasources, elsewhere)
+    data, second = await _data(request.datasource or found.datasource, found, datasources, elsewhere)
     wanted = Wanted(
         datasource=data,
         environment_variables=variables,

@@ -120,7 +120,7 @@ def resolve(spec: SandboxSpec) -> SandboxSpec:
 
 def _with_data(spec: SandboxSpec, found: Project) -> SandboxSpec:
     """With what the datasource means: a path of this machine, or, in a dual container, the second one."""
-    given = spec.datasource
+    given = spec.datasource or found.datasource
     if found.is_dual and not is_path(given):
         return msgspec.structs.replace(spec, datasource="", second=second_of(found.image_prefix, given))
     if not given:

@@ -117,6 +117,11 @@ class Project:
         return str(self.value("deployConfig.imagePrefix") or "")
 
     @property
+    def datasource(self) -> str:
+        """What instances have that name none."""
+        return str(self.value("deployConfig.datasource") or "")
+
+    @property
     def storage_name(self) -> str:
         return str(self.value("deployConfig.service.storageName") or self.name)
 

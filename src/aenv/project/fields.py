@@ -197,6 +197,7 @@ FIELDS = (
     Field("deployConfig.ttl", _DURATION),
     Field("deployConfig.podTemplate", _FILLED, "singleContainer"),
     Field("deployConfig.imagePrefix", _STRING),
+    Field("deployConfig.datasource", _STRING),
     Field("deployConfig.timeouts", _OBJECT, {}),
     Field("deployConfig.timeouts.startup", _DURATION),
     Field("deployConfig.timeouts.call", _DURATION),

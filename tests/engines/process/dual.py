@@ -107,10 +107,12 @@ class Duals:
         (root / "etc" / "issue").write_text("another system\n")
         return root
 
-    def spec(self, task: Path, **fields: Any) -> SandboxSpec:
-        return lab.spec(self.project, second=Second(directory=str(task)), **{"network": "none", **fields})
+    def spec(self, task: Path | str, **fields: Any) -> SandboxSpec:
+        """``task``: its directory, or the name of an image."""
+        second = Second(image=task) if isinstance(task, str) else Second(directory=str(task))
+        return lab.spec(self.project, second=second, **{"network": "none", **fields})
 
-    async def start(self, engine: ProcessEngine, id: str, task: Path, **fields: Any) -> Box:
+    async def start(self, engine: ProcessEngine, id: str, task: Path | str, **fields: Any) -> Box:
         return Box(await engine.create(id, self.spec(task, **fields)))
 
 

@@ -89,6 +89,24 @@ async def test_it_sees_the_task_and_the_programs_of_this_machine(box):
     assert await box.out(writable) == "/task\n/tmp\n/home/sandbox\n/dev/shm\n/shared\n"
 
 
+async def test_the_base_image_is_this_machines_programs_in_a_root_of_its_own(jail, duals):
+    box = await duals.start(jail, "one", "aenv-base")
+    assert await box.out("pwd; echo $HOME; ls -A /root /task 2>/dev/null; true") == "/\n/root\n/root:\n"
+    assert await box.out("mkdir -p /app /logs/verifier && echo 7 > /app/a && cat /app/a") == "7\n"
+    assert await box.out("echo '#!/bin/sh\necho ran' > /opt/x && chmod +x /opt/x && /opt/x") == "ran\n"
+    places = "/usr /usr/bin /bin /lib /etc"
+    assert await box.out(f"for place in {places}; do touch $place/x 2>/dev/null && echo $place; done; true") == ""
+    moved = "mv $place /other 2>/dev/null || rm -r $place 2>/dev/null && echo $place"
+    assert await box.out(f"for place in {places}; do {moved}; done; true") == "", "nor put another in its place"
+    two = await duals.start(jail, "two", "aenv-base")
+    assert await two.out("ls -d /app /logs 2>/dev/null; true") == ""
+
+
+async def test_no_other_image_is_made(jail, duals):
+    with pytest.raises(Unsupported, match="cannot make a second container"):
+        await duals.start(jail, "one", "debian")
+
+
 async def test_the_tasks_directory_stays_as_it_is_and_each_instance_has_its_own_changes(jail, duals, family):
     task = duals.task()
     one, two = [await duals.start(jail, id, task) for id in ("one", "two")]

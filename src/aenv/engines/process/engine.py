@@ -129,12 +129,12 @@ class ProcessEngine(InsideEngine):
             log.info("%s is imported in each sandbox, which then starts later: %s", env, "; ".join(notes))
 
     def check_second(self, second: Second | None) -> None:
-        if second is not None and not second.image and self.isolation == "none":
+        if second is not None and not seconds.is_foreign(second) and self.isolation == "none":
             raise Unsupported(
                 "the process engine cannot make a second sandbox without isolation",
                 hint="use the isolation 'auto' or 'strict', or the docker engine: AENV_ENGINE=docker",
             )
-        if second is not None and second.image:
+        if second is not None and seconds.is_foreign(second):
             super().check_second(second)
 
     async def prepare(self, spec: SandboxSpec) -> bool:

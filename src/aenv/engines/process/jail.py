@@ -31,7 +31,8 @@ _FIRST_USERS, _RANGES = 1_000_000, 400_000
 """Where the users of sandboxes begin on this machine, and how many spans of them fit."""
 _REMOUNT = 32
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+"""Where this machine's programs and libraries are."""
 _ETC = ("ld.so.cache", "ssl", "ca-certificates", "pki", "localtime", "alternatives", "mime.types", "terminfo")
 _ETC_OF_JAVA = "java-"
 """How directories begin in which distributions keep a part of each Java, which does not start without it."""
@@ -208,7 +209,7 @@ def build_root(plan: Plan, shown: str, work: str = "/project") -> None:
     for name, target in _LINKS.items():
         os.symlink(target, f"{root}/dev/{name}")
     os.symlink("pts/ptmx", f"{root}/dev/ptmx")
-    for path in _SYSTEM:
+    for path in SYSTEM:
         if os.path.islink(path):
             os.symlink(os.readlink(path), root + path)
         elif os.path.isdir(path):

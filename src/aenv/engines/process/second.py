@@ -1,7 +1,8 @@
 """What runs in the jail of a second sandbox, before the agent: it builds the root, seals itself, and becomes the agent.
 
 The task's directory is its work directory, ``/task``, or, where it holds a root file system, its root. Both are an
-overlay: the directory itself is never written. Imports nothing but the standard library, as everything in a jail.
+overlay: the directory itself is never written. A plain one has a root with this machine's programs in it, which it
+cannot change, and may write all the rest. Imports nothing but the standard library, as everything in a jail.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import shutil
 import socket
 import stat
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from aenv.engines.process import kernel, loops
-from aenv.engines.process.jail import SPAN, Plan, build_root, enter, receive
+from aenv.engines.process.jail import SPAN, SYSTEM, Plan, build_root, enter, receive
 from aenv.engines.process.kernel import BIND, NODEV, NOEXEC, NOSUID, RDONLY, RECURSIVE, Step, step
 from aenv.engines.process.seal import Seal
 
@@ -119,10 +120,11 @@ def _become(program: int, spawner: socket.socket, plan: Plan) -> None:
     os.set_inheritable(spawner.fileno(), False)
     os.set_inheritable(program, False)
     order = receive(spawner)  # the spawner asks the kernel from now on who answers
-    whole = _is_root(TASK)
+    plain = order["plain"]
+    whole = plain or _is_root(TASK)
     variables = order["variables"] | ({"HOME": "/root", "USER": "root"} if whole else {})
     try:
-        seal = SecondSeal(order, whole=whole)
+        seal = SecondSeal(order, whole=whole, shown=(*SYSTEM, "/etc") if plain else ())
         seal.fit(order, [program, spawner.fileno(), 2], [])
         kernel.take(seal.steps)
         _say(spawner, {"sealed": True}, seal.handles)
@@ -149,11 +151,13 @@ class SecondSeal(Seal):
     work = TASK.encode()
     own = (*Seal.own, (b"/stage/shared", SHARED.encode()), (b"/stage/link", LINK.encode()))
 
-    def __init__(self, order: dict[str, Any], *, whole: bool) -> None:
-        """``whole``: whether the task's directory holds a root file system."""
+    def __init__(self, order: dict[str, Any], *, whole: bool, shown: Sequence[str] = ()) -> None:
+        """``whole``: whether the task's directory holds a root file system. ``shown``: what that has from the jail's,
+        each a mount, so that nobody can put something else in its place."""
         self.door = -1
         """The agent's socket, which listens already: so no command can put its own in that place."""
         self._whole = whole
+        self._shown = [place for place in shown if os.path.isdir(place)]
         self._own_user = bool(order["user"])
         super().__init__(order, 0)
 
@@ -202,9 +206,11 @@ class SecondSeal(Seal):
             os.mkdir(tmp)
             os.chmod(tmp, 0o1777)  # noqa: S103
         kernel.mount("proc", f"{TASK}/proc", "proc", NOSUID | NODEV | NOEXEC)
-        kernel.mount("/dev", f"{TASK}/dev", None, BIND | RECURSIVE)
+        for place in ("/dev", *self._shown):
+            os.makedirs(TASK + place, exist_ok=True)
+            kernel.mount(os.path.realpath(place), TASK + place, None, BIND | RECURSIVE)
         kernel.mount(SHARED, TASK + SHARED, None, BIND)
-        for name in ("hosts", "resolv.conf"):
+        for name in () if self._shown else ("hosts", "resolv.conf"):
             with suppress(OSError):  # where it has no /etc of its own, nobody there looks for it
                 _replace(f"/etc/{name}", f"{TASK}/etc/{name}")
         os.chdir(TASK)

@@ -14,6 +14,7 @@ from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
+from aenv import config
 from aenv.engines.process import jail
 from aenv.engines.process.attest import attest
 from aenv.engines.process.second import LINK, SHARED, SOCKET
@@ -31,24 +32,33 @@ VARIABLES = {"AENV_SECOND": SOCKET}
 """What tells the main sandbox where the agent is."""
 _JAIL = "from aenv.engines.process.second import main; main({})"
 _NAMESPACES = ("pid", "mnt", "ipc", "uts")
+_BASE = "aenv-base"
+"""The base image, where no other is set. On this engine, what it stands for is this machine's programs."""
+_OUTLINE = ("root", "tmp", "home", "opt", "run", "srv", "mnt", "var/log", "var/tmp")
+
+
+def is_foreign(asked: Asked) -> bool:
+    """Whether it is an image, and not the one that holds nothing but what every sandbox has."""
+    return bool(asked.image) and asked.image not in (_BASE, config.get("base_image"))
 
 
 def check(asked: Asked, volumes: Iterable[Volume]) -> str:
-    """The task's directory, with every link followed; ``Invalid`` when it can never be one."""
-    if not os.path.isdir(asked.directory):
+    """The task's directory, with every link followed, or nothing where it is the base image; ``Invalid`` when it can
+    never be one."""
+    if not asked.image and not os.path.isdir(asked.directory):
         raise Invalid(f"the task's directory {asked.directory!r} is not there", hint="give a directory of this machine")
     for volume in volumes:
         place = os.path.normpath(volume.mount)
         if place == SHARED or place.startswith(f"{SHARED}/") or place.split("/")[1:2] == ["aenv"]:
             raise Invalid(f"the volume {volume.name!r} cannot be at {place}, which the second sandbox needs")
-    return os.path.realpath(asked.directory)
+    return "" if asked.image else os.path.realpath(asked.directory)
 
 
 class Asking(NamedTuple):
     """What a second sandbox is to be."""
 
     task: str
-    """A directory of this machine."""
+    """A directory of this machine; empty for a root of its own with this machine's programs, and nothing else."""
     program: str
     """The agent."""
     variables: dict[str, str]
@@ -93,6 +103,8 @@ class Second:
         asking, site = self._asking, self._site
         for name in ("root", "task"):
             (self._home / name).mkdir(parents=True)
+        if not asking.task:
+            self._outline()
         process = self._process = self._run()
         await self._channel.send(self._plan())
         if await asyncio.to_thread(process.wait):  # it ends well once it has said who the stub is
@@ -132,6 +144,13 @@ class Second:
             discard(descriptors)
             raise failure(message.get("failed") if isinstance(message, dict) else None)
 
+    def _outline(self) -> None:
+        """The root of one that has no task: the directories that programs take for granted."""
+        for name in _OUTLINE:
+            (self._home / "plain" / name).mkdir(parents=True)
+        for name in ("tmp", "var/tmp"):
+            (self._home / "plain" / name).chmod(0o1777)
+
     def _run(self) -> subprocess.Popen[bytes]:
         groups = self._site.groups
         report, log = self._given
@@ -156,7 +175,7 @@ class Second:
         return {
             "root": f"{self._home}/root",
             "place": f"{self._home}/task",
-            "task": asking.task,
+            "task": asking.task or f"{self._home}/plain",
             "binds": {},
             "points": list(MOUNTS),
             "network": asking.network,
@@ -177,6 +196,7 @@ class Second:
             "storage": asking.storage,
             "memory": asking.memory if site.groups is None else None,
             "variables": asking.variables,
+            "plain": not asking.task,
         }
 
     def _words(self, reason: str) -> str:
