@@ -1,0 +1,1 @@
+"""Tasks as Harbor writes them, run in the second container."""

@@ -1,0 +1,219 @@
+"""The second container as an episode has it: at the beginning of a task, with nothing left of another, and still the
+system that it was when the agent is cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import posixpath
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from aenv.errors import AEnvError, Conflict, Forbidden, Invalid, NotFound
+from aenv.runtime.second import Second
+from terminal_bench.files import mode_of, put
+from terminal_bench.recipes import Copy, Recipe, Run
+from terminal_bench.tasks import HarborTask
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_BUILD = 600.0
+_SHOWN = 2000
+_PROBE = (
+    "test -w / && echo root; test -w /usr && echo usr; command -v bash > /dev/null && echo bash; "
+    "command -v tmux > /dev/null && echo tmux; true"
+)
+_KEPT = "usr|bin|sbin|lib|lib32|lib64|libx32|etc|proc|dev|sys|shared"
+"""Mounts of the root that is this machine's programs; nobody in it can change them."""
+_WIPE = f"""
+cd /
+for name in .[!.]* ..?* *; do
+    case "$name" in {_KEPT}) continue ;; esac
+    if [ -e "$name" ] || [ -L "$name" ]; then
+        [ -L "$name" ] || chmod -R u+rwX -- "$name" 2> /dev/null
+        rm -rf -- "$name" || exit 1
+    fi
+done
+find /shared /dev/shm -mindepth 1 -delete
+mkdir -p root tmp home opt run srv mnt var/log var/tmp && chmod 1777 tmp var/tmp
+"""
+_PROGRAMS = (
+    *(
+        "sh",
+        "bash",
+        "env",
+        "cat",
+        "ls",
+        "mkdir",
+        "chmod",
+        "rm",
+        "cp",
+        "mv",
+        "ln",
+        "echo",
+        "printf",
+        "grep",
+        "sed",
+        "awk",
+    ),
+    *("tee", "find", "head", "tail", "sort", "test", "id", "kill", "tar", "curl", "apt-get"),
+    *("python3", "python", "pytest", "pip", "uv", "uvx"),
+)
+"""What verifiers are made of."""
+_MAPPED = (
+    "cat /proc/self/maps; bash -c 'cat /proc/$$/maps' 2> /dev/null; "
+    "python3 -c 'print(open(\"/proc/self/maps\").read())' 2> /dev/null; true"
+)
+_PRELOAD = "/etc/ld.so.preload"
+
+
+class Box:
+    """One second container, from one episode to the next."""
+
+    def __init__(self, second: Second) -> None:
+        self.second = second
+        self.workdir: str | None = None
+        self.variables: dict[str, str] = {}
+        self._found: set[str] | None = None
+        """What there is, as it was before any agent."""
+        self._used = False
+        self._before: dict[str, str] = {}
+        """Digests of the programs that a verifier runs by, where an agent could replace them."""
+
+    async def shell(self) -> str:
+        return "bash" if "bash" in await self._probed() else "sh"
+
+    async def has_tmux(self) -> bool:
+        return "tmux" in await self._probed()
+
+    async def begin(self, task: HarborTask, given: Mapping[str, str], *, built: bool) -> None:
+        """Put it at the beginning of the task. ``built``: it is the task's own image."""
+        await self._fresh(task.id)
+        self.variables = task.variables(given, "environment")
+        if built:
+            self.workdir = task.environment.get("workdir")
+            if task.image and not (task.directory / "environment" / "Dockerfile").exists():
+                place = self.workdir or (await self.second.exec("pwd")).stdout.strip()
+                await put(self.second, task.directory / "environment", place)
+        else:
+            await self._follow(task, task.recipe())
+        await self._make("/logs/agent", "/logs/verifier", "/logs/artifacts")
+        if check := task.environment.get("healthcheck"):
+            await self._healthy(task, check)
+        if "usr" in await self._probed():
+            self._before = await self._digests(await self._guarded())
+
+    async def again(self, task: HarborTask) -> None:
+        """An environment for the verifier alone."""
+        await self._fresh(task.id)
+        await self._follow(task, task.verifier_recipe())
+        await self._make("/logs/verifier", "/logs/artifacts")
+
+    def use(self) -> None:
+        """From now on, something of an agent's may be in it."""
+        self._used = True
+
+    async def end_all(self) -> None:
+        """End every process in it."""
+        await self.second.exec(["/bin/sh", "-c", "kill -9 -1 2> /dev/null; true"], env={"PATH": PATH})
+
+    async def replaced(self) -> list[str]:
+        """Programs that a verifier runs by, and that are not what they were. Nothing in the container is run for it:
+        the agent of the second container reads the files, and no command can change that."""
+        if not self._before:
+            return []
+        try:
+            await self.second.read(_PRELOAD, most=65536)
+            await self.second.write(_PRELOAD, b"")  # else every program would begin with what it names
+        except NotFound:
+            pass
+        except AEnvError:
+            return [_PRELOAD]
+        now = await self._digests(self._before)
+        return sorted(path for path, digest in self._before.items() if now[path] != digest)
+
+    async def _probed(self) -> set[str]:
+        if self._found is None:
+            self._found = set((await self.second.exec(_PROBE, env={"PATH": PATH})).stdout.split())
+        return self._found
+
+    async def _fresh(self, name: str) -> None:
+        found = await self._probed()
+        if not self._used:
+            self._used = True  # by what the task does to it
+            return
+        if "usr" in found or "root" not in found:
+            raise Invalid(
+                f"this instance cannot begin {name}: its second container has changes of an earlier episode",
+                hint="create another instance: only on the process engine can one play several tasks",
+            )
+        await self.end_all()
+        done = await self.second.exec(["/bin/sh", "-c", _WIPE], env={"PATH": PATH})
+        if done.returncode:
+            raise AEnvError(f"what an earlier episode left cannot be removed: {done.stderr[-_SHOWN:]}")
+
+    async def _follow(self, task: HarborTask, recipe: Recipe) -> None:
+        if "root" not in await self._probed():
+            raise Invalid(
+                f"task {task.id} is made in the second container, whose user may not write there",
+                hint="name an image whose user is root as the datasource, or images of the tasks: tasks(images=...)",
+            )
+        self.workdir = task.environment.get("workdir") or recipe.workdir
+        self.variables = recipe.variables | self.variables
+        for step in recipe.steps:
+            try:
+                if isinstance(step, Run):
+                    await self._run(task, step)
+                elif isinstance(step, Copy):
+                    mode = mode_of(step.source) if step.mode is None else step.mode
+                    await self.second.write(step.target, step.source.read_bytes(), mode=mode)
+                else:
+                    await self._make(step)
+            except Forbidden as exc:
+                raise Invalid(f"task {task.id} needs an image of its own: {exc.message}") from exc
+        await self._make(self.workdir)
+
+    async def _run(self, task: HarborTask, step: Run) -> None:
+        variables = {"PATH": PATH, **step.variables}
+        done = await self.second.exec(step.command, cwd=step.workdir, env=variables, timeout=_BUILD)
+        if done.returncode:
+            said = (done.stdout + done.stderr)[-_SHOWN:].strip()
+            raise Invalid(
+                f"task {task.id} needs an image of its own: line {step.line} of its Dockerfile failed here: {said}",
+                hint="build the image, and name it: tasks(images=...)",
+            )
+
+    async def _make(self, *places: str) -> None:
+        done = await self.second.exec(["mkdir", "-p", *places])
+        if done.returncode:
+            raise Invalid(f"the second container has no place for {', '.join(places)}: {done.stderr.strip()}")
+
+    async def _healthy(self, task: HarborTask, check: Mapping[str, Any]) -> None:
+        grace = time.monotonic() + float(check.get("start_period_sec", 0))
+        left = int(check.get("retries", 3))
+        while True:
+            within = float(check.get("timeout_sec", 30))
+            done = await self.second.exec(check["command"], cwd=self.workdir, env=self.variables, timeout=within)
+            if done.returncode == 0:
+                return
+            early = time.monotonic() < grace
+            left -= not early
+            if left <= 0:
+                raise AEnvError(f"task {task.id} is not healthy: {(done.stdout + done.stderr)[-_SHOWN:].strip()}")
+            await asyncio.sleep(float(check.get("start_interval_sec" if early else "interval_sec", 5)))
+
+    async def _guarded(self) -> list[str]:
+        """The programs wherever they could be found, and the libraries that they begin with."""
+        programs = [posixpath.join(folder, name) for folder in PATH.split(":") for name in _PROGRAMS]
+        said = await self.second.exec(_MAPPED, env={"PATH": PATH})
+        mapped = {parts[5] for line in said.stdout.splitlines() if len(parts := line.split(None, 5)) == 6}
+        return [*programs, *sorted(path for path in mapped if path.startswith("/"))]
+
+    async def _digests(self, paths: Mapping[str, str] | list[str]) -> dict[str, str]:
+        return {path: await self._digest(path) for path in paths}
+
+    async def _digest(self, path: str) -> str:
+        try:
+            return hashlib.sha256(await self.second.read(path)).hexdigest()
+        except (NotFound, Conflict, Invalid, Forbidden) as exc:
+            return exc.code
