@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-import venv
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -22,50 +21,61 @@ def peer(name: str) -> Path:
     return python(HERE / "peers" / f"{name}.txt")
 
 
-def python(wanted: Path, *, with_package: bool = False) -> Path:
+def python(wanted: Path, *, with_package: bool = False, version: str = "") -> Path:
     """The interpreter of the environment for a requirements file, which is made when it is missing or out of date.
 
-    ``with_package`` installs this repository in it, too.
+    ``with_package`` installs this repository in it, too. ``version`` is that of Python, such as 3.12, where it is not
+    to be the one that runs this: see ``another``.
     """
     home = CACHE / wanted.stem
     interpreter = _interpreter(home)
     CACHE.mkdir(parents=True, exist_ok=True)
     with open(home.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # processes side by side make it once
-        if not is_made(wanted, with_package=with_package):
+        if not is_made(wanted, with_package=with_package, version=version):
             sys.stderr.write(f"making the virtual environment {wanted.stem}\n")
             shutil.rmtree(home, ignore_errors=True)
-            _make(home, interpreter, ["-r", str(wanted), *(("-e", str(ROOT)) if with_package else ())])
-            (home / "made-from").write_text(_key(wanted, with_package))
+            base = another(version) if version else Path(sys.executable)
+            if base is None:
+                raise SystemExit(f"{wanted.stem} needs Python {version}, and there is none")
+            _make(base, home, interpreter, ["-r", str(wanted), *(("-e", str(ROOT)) if with_package else ())])
+            (home / "made-from").write_text(_key(wanted, with_package, version))
     return interpreter
 
 
-def is_made(wanted: Path, *, with_package: bool = False) -> bool:
+def is_made(wanted: Path, *, with_package: bool = False, version: str = "") -> bool:
     """Whether the environment is there and up to date."""
     home = CACHE / wanted.stem
     stamp = home / "made-from"
-    return stamp.is_file() and stamp.read_text() == _key(wanted, with_package) and _interpreter(home).exists()
+    return stamp.is_file() and stamp.read_text() == _key(wanted, with_package, version) and _interpreter(home).exists()
+
+
+def another(version: str) -> Path | None:
+    """A Python of that version on this machine: pyenv's, or on the PATH."""
+    found = sorted(Path.home().glob(f".pyenv/versions/{version}*/bin/python"))
+    on_path = shutil.which(f"python{version}")
+    return found[-1] if found else Path(on_path) if on_path else None
 
 
 def _interpreter(home: Path) -> Path:
     return home / "bin" / "python"
 
 
-def _key(wanted: Path, with_package: bool) -> str:
+def _key(wanted: Path, with_package: bool, version: str) -> str:
     """What an environment depends on. The repository is installed editable: its sources are not part of it."""
-    parts = [wanted.read_text(), sys.version]
+    parts = [wanted.read_text(), version or sys.version]
     if with_package:
         parts += [str(ROOT), *tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _make(home: Path, interpreter: Path, what: list[str]) -> None:
+def _make(base: Path, home: Path, interpreter: Path, what: list[str]) -> None:
     if uv := shutil.which("uv"):
-        _run(uv, "venv", "--quiet", "--python", sys.executable, str(home))
+        _run(uv, "venv", "--quiet", "--python", str(base), str(home))
         # Compiled, as pip leaves it: a peer's start is measured, and not its first one.
         _run(uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(interpreter), *what)
     else:
-        venv.create(home, with_pip=True, symlinks=True)
+        _run(str(base), "-m", "venv", str(home))
         _run(str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what)
 
 

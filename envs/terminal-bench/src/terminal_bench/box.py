@@ -96,7 +96,7 @@ class Box:
                 place = self.workdir or (await self.second.exec("pwd")).stdout.strip()
                 await put(self.second, task.directory / "environment", place)
         else:
-            await self._follow(task, task.recipe())
+            await self.follow(task.id, task.recipe(), task.environment.get("workdir"))
         await self._make("/logs/agent", "/logs/verifier", "/logs/artifacts")
         if check := task.environment.get("healthcheck"):
             await self._healthy(task, check)
@@ -106,7 +106,7 @@ class Box:
     async def again(self, task: HarborTask) -> None:
         """An environment for the verifier alone."""
         await self._fresh(task.id)
-        await self._follow(task, task.verifier_recipe())
+        await self.follow(task.id, task.verifier_recipe(), task.environment.get("workdir"))
         await self._make("/logs/verifier", "/logs/artifacts")
 
     def use(self) -> None:
@@ -152,34 +152,35 @@ class Box:
         if done.returncode:
             raise AEnvError(f"what an earlier episode left cannot be removed: {done.stderr[-_SHOWN:]}")
 
-    async def _follow(self, task: HarborTask, recipe: Recipe) -> None:
+    async def follow(self, name: str, recipe: Recipe, workdir: str | None = None) -> None:
+        """Make what the Dockerfile of a task says, in the system that is there."""
         if "root" not in await self._probed():
             raise Invalid(
-                f"task {task.id} is made in the second container, whose user may not write there",
+                f"task {name} is made in the second container, whose user may not write there",
                 hint="name an image whose user is root as the datasource, or images of the tasks: tasks(images=...)",
             )
-        self.workdir = task.environment.get("workdir") or recipe.workdir
+        self.workdir = workdir or recipe.workdir
         self.variables = recipe.variables | self.variables
         for step in recipe.steps:
             try:
                 if isinstance(step, Run):
-                    await self._run(task, step)
+                    await self._run(name, step)
                 elif isinstance(step, Copy):
                     mode = mode_of(step.source) if step.mode is None else step.mode
                     await self.second.write(step.target, step.source.read_bytes(), mode=mode)
                 else:
                     await self._make(step)
             except Forbidden as exc:
-                raise Invalid(f"task {task.id} needs an image of its own: {exc.message}") from exc
+                raise Invalid(f"task {name} needs an image of its own: {exc.message}") from exc
         await self._make(self.workdir)
 
-    async def _run(self, task: HarborTask, step: Run) -> None:
+    async def _run(self, name: str, step: Run) -> None:
         variables = {"PATH": PATH, **step.variables}
         done = await self.second.exec(step.command, cwd=step.workdir, env=variables, timeout=_BUILD)
         if done.returncode:
             said = (done.stdout + done.stderr)[-_SHOWN:].strip()
             raise Invalid(
-                f"task {task.id} needs an image of its own: line {step.line} of its Dockerfile failed here: {said}",
+                f"task {name} needs an image of its own: line {step.line} of its Dockerfile failed here: {said}",
                 hint="build the image, and name it: tasks(images=...)",
             )
 

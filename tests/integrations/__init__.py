@@ -1,0 +1,1 @@
+"""Other projects' programs on our sandboxes."""
