@@ -309,6 +309,8 @@ async def test_a_directory_of_ones_own(tmp_path, monkeypatch, env):
             await mine.reset(None, {"task": "installs"})
         with pytest.raises(Invalid, match="line 2 of its Dockerfile failed here: why"):
             await mine.reset(None, {"task": "fails"})
+        with pytest.raises(Invalid, match="nothing to score"):
+            await mine.call_reward()
         await mine.reset(None, {"task": "many"})
         with pytest.raises(AuthorError, match="wrote neither reward.json nor reward.txt"):
             await mine.call_reward()

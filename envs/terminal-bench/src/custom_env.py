@@ -35,7 +35,10 @@ class Episode:
         self.task: HarborTask | None = None
         self.keep = False
         self._box: Box | None = None
-        self._open = False
+        self.is_open = False
+        """Whether an agent may play."""
+        self.turn = asyncio.Lock()
+        """Of whoever begins one, or judges it."""
         self._calls: set[asyncio.Task[Any]] = set()
 
     def box(self, ctx: Context) -> Box:
@@ -44,11 +47,11 @@ class Episode:
         return self._box
 
     def begin(self, task: HarborTask, *, keep: bool) -> None:
-        self.task, self.keep, self._open = task, keep, True
+        self.task, self.keep, self.is_open = task, keep, True
 
     async def close(self) -> None:
         """Cut the agent off: what it asked for is ended, and it can ask for nothing more."""
-        self._open = False
+        self.is_open = False
         for call in self._calls:
             call.cancel()
         if self._calls:
@@ -56,7 +59,7 @@ class Episode:
 
     async def play(self, box: Box, doing: Coroutine[Any, Any, T]) -> T:
         """A call of the agent's."""
-        if not self._open:
+        if not self.is_open:
             doing.close()
             why = "the episode is over" if self.task else "no task was begun"
             raise ToolError(f"{why}: a reset begins one")
@@ -66,7 +69,7 @@ class Episode:
         try:
             return await call
         except asyncio.CancelledError:
-            if self._open:
+            if self.is_open:
                 raise
             raise ToolError("the episode is over") from None
         finally:
@@ -161,19 +164,22 @@ async def begin(
     found = tasksets.find(task)
     if wrong := found.wrong(built=built):
         raise Invalid(f"task {task} cannot be played here: {wrong}")
-    await episode.close()
-    await episode.box(context).begin(found, context.environment_variables, built=built)
-    episode.begin(found, keep=processes == "kept")
+    async with episode.turn:
+        await episode.close()
+        episode.task = None  # until there is another
+        await episode.box(context).begin(found, context.environment_variables, built=built)
+        episode.begin(found, keep=processes == "kept")
 
 
 @register_reward
 async def score(ctx: Context | None = None) -> dict[str, Any]:
     """What the task's own verifier says. It ends the episode: the agent is cut off before the tests are brought in."""
     context = _known(ctx)
-    if episode.task is None:
-        raise Invalid("there is nothing to score: no task was begun")
-    await episode.close()
-    return await verify(episode.box(context), episode.task, context.environment_variables, keep=episode.keep)
+    async with episode.turn:
+        if episode.task is None:
+            raise Invalid("there is nothing to score: no task was begun")
+        await episode.close()
+        return await verify(episode.box(context), episode.task, context.environment_variables, keep=episode.keep)
 
 
 @register_function
@@ -212,7 +218,7 @@ async def solution(task: str, ctx: Context | None = None) -> list[dict[str, Any]
         task: The one that was begun.
     """
     found = tasksets.find(task)
-    if episode.task is None or episode.task.id != task:
+    if not episode.is_open or episode.task is None or episode.task.id != task:
         raise Invalid(f"task {task} was not begun", hint="begin it with a reset, then ask")
     context = _known(ctx)
     box = episode.box(context)

@@ -19,10 +19,12 @@ from terminal_bench.tasks import HarborTask
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _BUILD = 600.0
 _SHOWN = 2000
-_PROBE = (
-    "test -w / && echo root; test -w /usr && echo usr; command -v bash > /dev/null && echo bash; "
-    "command -v tmux > /dev/null && echo tmux; true"
-)
+_PROBE = f"""
+test -w / && echo root
+for place in /usr /lib /etc {PATH.replace(":", " ")}; do test -w $place && echo system; done
+for name in bash tmux; do command -v $name > /dev/null && echo $name; done
+true
+"""
 _KEPT = "usr|bin|sbin|lib|lib32|lib64|libx32|etc|proc|dev|sys|shared"
 """Mounts of the root that is this machine's programs; nobody in it can change them."""
 _WIPE = f"""
@@ -34,29 +36,15 @@ for name in .[!.]* ..?* *; do
         rm -rf -- "$name" || exit 1
     fi
 done
-find /shared /dev/shm -mindepth 1 -delete
+for place in /shared /dev/shm; do
+    chmod -R u+rwX "$place" 2> /dev/null
+    find "$place" -mindepth 1 -delete || exit 1
+done
 mkdir -p root tmp home opt run srv mnt var/log var/tmp && chmod 1777 tmp var/tmp
 """
 _PROGRAMS = (
-    *(
-        "sh",
-        "bash",
-        "env",
-        "cat",
-        "ls",
-        "mkdir",
-        "chmod",
-        "rm",
-        "cp",
-        "mv",
-        "ln",
-        "echo",
-        "printf",
-        "grep",
-        "sed",
-        "awk",
-    ),
-    *("tee", "find", "head", "tail", "sort", "test", "id", "kill", "tar", "curl", "apt-get"),
+    *("sh", "bash", "env", "cat", "ls", "mkdir", "chmod", "rm", "cp", "mv", "ln", "echo", "printf", "grep"),
+    *("sed", "awk", "tee", "find", "head", "tail", "sort", "test", "id", "kill", "tar", "curl", "apt-get"),
     *("python3", "python", "pytest", "pip", "uv", "uvx"),
 )
 """What verifiers are made of."""
@@ -101,7 +89,7 @@ class Box:
         await self._make("/logs/agent", "/logs/verifier", "/logs/artifacts")
         if check := task.environment.get("healthcheck"):
             await self._healthy(task, check)
-        if "usr" in await self._probed():
+        if "system" in await self._probed():
             self._before = await self._digests(await self._guarded())
 
     async def again(self, task: HarborTask) -> None:
@@ -134,7 +122,7 @@ class Box:
         if not self._used:
             self._used = True  # by what the task does to it
             return
-        if "usr" in found or "root" not in found:
+        if "system" in found or "root" not in found:
             raise Invalid(
                 f"this instance cannot begin {name}: its second container has changes of an earlier episode",
                 hint="create another instance: only on the process engine can one play several tasks",
