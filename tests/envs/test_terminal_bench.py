@@ -139,6 +139,25 @@ async def test_a_program_under_test_writes_no_verdict(env):
     assert (await env.call_reward())["score"] == 0.0
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cd /; rm -rf /app /logs /tmp; touch /app /logs /tmp",
+        "cd /; rm -rf app logs tmp; mkdir /other; for d in app logs tmp tests; do ln -s /other $d; done",
+        "mkdir -p /tests/a/b; chmod 0 /tests/a/b /tests/a /tests /logs/verifier /logs /tmp /app",
+        "mkfifo /tests; rm -rf /logs; mkfifo /logs",
+        "cat /dev/zero > /app/full; cat /dev/zero > /tmp/full",
+    ],
+)
+async def test_who_leaves_no_place_for_the_verifier_has_not_done_the_task(env, command):
+    await env.reset(None, {"task": "merge-ledgers"})
+    await run(env, command)
+    assert (await env.call_reward())["score"] == 0.0
+    await env.reset(None, {"task": "merge-ledgers"})
+    await solve(env, "merge-ledgers")
+    assert (await env.call_reward())["score"] == 1.0
+
+
 # What an agent sees
 
 

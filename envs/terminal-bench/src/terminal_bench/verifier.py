@@ -6,14 +6,16 @@ were; its tests and the place of its verdict are made anew; and it runs with var
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from aenv.errors import AEnvError, NotFound
+from aenv.errors import AEnvError, NotFound, StorageFull
 from terminal_bench.box import PATH, Box
 from terminal_bench.files import put
 from terminal_bench.tasks import HarborTask
@@ -23,13 +25,19 @@ _TIME = 600.0
 _OUTPUT = 8000
 """Characters of what the verifier printed that are kept, from its end."""
 _CLEAR = """
-[ -L /logs ] && rm -f /logs
+there() {  # a directory that can be written, whatever was in its place
+    [ -d "$1" ] && [ ! -L "$1" ] || rm -rf -- "$1"
+    mkdir -p "$1" && { [ -w "$1" ] && [ -x "$1" ] || chmod u+rwx "$1"; }
+}
+there /tmp && there /logs && { [ -d "$1" ] && [ -x "$1" ] || there "$1"; } || exit 1
+shift
 for place in "$@"; do
     [ -L "$place" ] || chmod -R u+rwX -- "$place" 2> /dev/null
     rm -rf -- "$place" || exit 1
 done
 mkdir -p /logs/verifier "$1"
 """
+"""Its first arguments are the work directory and the verifier's home; all after the first are removed."""
 _PACK = 'tar -cf "$0" -C / --ignore-failed-read -- "$@" 2> /dev/null; true'
 
 
@@ -45,9 +53,12 @@ async def verify(box: Box, task: HarborTask, given: Mapping[str, str], *, keep: 
     if task.separate:
         await _move(box, task)
     home = f"/tmp/verifier-{secrets.token_hex(8)}"  # noqa: S108
-    await _sh(box, _CLEAR, home, LOGS, *(() if task.own_tests else (TESTS,)))
-    if not task.own_tests:
-        await put(box.second, task.directory / "tests", TESTS)
+    try:
+        await _sh(box, _CLEAR, box.workdir or "/", home, LOGS, *(() if task.own_tests else (TESTS,)))
+        if not task.own_tests:
+            await put(box.second, task.directory / "tests", TESTS)
+    except StorageFull:
+        return {"score": 0.0, "why": "the agent left no room for the verifier"}
     variables = box.variables | task.variables(given, "verifier") | {"PATH": PATH, "HOME": home}
     limit = float(task.verifier.get("timeout_sec", _TIME))
     script = f"{TESTS}/test.sh"
@@ -82,7 +93,8 @@ async def _move(box: Box, task: HarborTask) -> None:
 async def _sh(box: Box, script: str, *arguments: str) -> None:
     done = await box.second.exec(["/bin/sh", "-c", script, "sh", *arguments], env={"PATH": PATH}, timeout=_TIME)
     if done.returncode:
-        raise AEnvError(f"the verifier cannot be made ready: {done.stderr[-_OUTPUT:].strip()}")
+        kind = StorageFull if os.strerror(errno.ENOSPC) in done.stderr else AEnvError
+        raise kind(f"the verifier cannot be made ready: {done.stderr[-_OUTPUT:].strip()}")
 
 
 async def _rewards(box: Box, task: HarborTask, printed: str) -> dict[str, float]:
