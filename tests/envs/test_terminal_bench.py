@@ -312,13 +312,15 @@ async def test_a_directory_of_ones_own(tmp_path, monkeypatch, env):
     _task(tasks, "installs", "FROM debian\nRUN apt-get install -y cowsay\n", many)
     _task(tasks, "fails", "FROM debian\nRUN echo why >&2; false\n", many)
     _task(tasks, "offline", plain, many, '[environment]\nnetwork_mode = "no-network"\n')
+    trusting = "#!/bin/bash\npython3 -c 'raise SystemExit(1)'; echo $((! $?)) > /logs/verifier/reward.txt"
+    _task(tasks, "trusting", plain, trusting)
     _task(tasks, "stepwise", plain, many, '[[steps]]\nname = "one"\n')
     subprocess.run([sys.executable, PROJECT / "with_tasks.py", tasks, tmp_path / "mine"], check=True)
     monkeypatch.chdir(tmp_path / "mine")
     assert json.loads(Path("config.json").read_text())["name"] == "mine"
     async with Environment("mine") as mine:
         listed = await mine.call_function("tasks")
-        assert [task["id"] for task in listed["tasks"]] == ["asks", "fails", "many", "runs-on"]
+        assert [task["id"] for task in listed["tasks"]] == ["asks", "fails", "many", "runs-on", "trusting"]
         assert {left["id"]: left["why"] for left in listed["left_out"]} == {
             "installs": "line 2 of its Dockerfile: RUN installs by apt-get",
             "offline": "its network is 'no-network', and this project's is 'public': see with_tasks.py --network",
@@ -338,6 +340,12 @@ async def test_a_directory_of_ones_own(tmp_path, monkeypatch, env):
         await solve(mine, "many")
         found = await mine.call_reward()
         assert (found["score"], found["rewards"]) == (0.5, {"reward": 0.5, "speed": 3.0})
+        await mine.reset(None, {"task": "trusting"})
+        await run(
+            mine, "d=$(python3 -m site --user-site); mkdir -p $d; echo 'import os; os._exit(0)' > $d/usercustomize.py"
+        )
+        assert (await run(mine, "python3 -c 'raise SystemExit(1)'"))["returncode"] == 0, "so the trick is one"
+        assert (await mine.call_reward())["score"] == 0.0
         await mine.reset(None, {"task": "asks"})
         with pytest.raises(Invalid, match="needs the variable KEY"):
             await mine.call_reward()
