@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv import Environment, Invalid, rl
+from aenv import Environment, SandboxLost, rl
 from aenv.client.local import Embedded
 from aenv.engines.docker.daemon import Daemon, failure
 from aenv.project.builtin import builtin_root
@@ -65,12 +65,12 @@ async def nop(env: Environment, task: rl.Task) -> None:
 async def test_each_task_in_an_image_of_its_own(docker: Daemon) -> None:
     tasks = await _listed(daemons.DEBIAN)
     for player, score in ((oracle, 1.0), (nop, 0.0)):
-        run = rl.rollouts(Environment("terminal-bench", provision=Embedded()), player, tasks, concurrency=2, seed=1)
-        async with run as played:
-            outcomes = {found.task.id: found.outcome async for found in played}
-        assert {task: getattr(outcome, "score", outcome) for task, outcome in outcomes.items()} == dict.fromkeys(
-            BUILT, score
-        )
+        env = Environment("terminal-bench", provision=Embedded())
+        scores: dict[str, list[object]] = {task: [] for task in BUILT}
+        async with rl.rollouts(env, player, tasks, n=2, reuse=4, concurrency=2, seed=1) as played:
+            async for found in played:
+                scores[found.task.id].append(getattr(found.outcome, "score", found.outcome))
+        assert scores == {task: [score, score] for task in BUILT}, "also where a used instance is of no more use"
 
 
 async def test_root_puts_nothing_in_the_place_of_what_the_verifier_runs_by(docker: Daemon) -> None:
@@ -88,5 +88,5 @@ async def test_a_plain_image_will_do_once(docker: Daemon) -> None:
         await env.reset(None, {"task": "fix-the-parser"})
         await oracle(env, rl.Task(id="fix-the-parser"))
         assert (await env.call_reward())["score"] == 1.0
-        with pytest.raises(Invalid, match="changes of an earlier episode"):
+        with pytest.raises(SandboxLost, match="changes of an earlier episode"):
             await env.reset(None, {"task": "fix-the-parser"})

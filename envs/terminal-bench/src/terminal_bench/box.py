@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from aenv.errors import AEnvError, Conflict, Forbidden, Invalid, NotFound
+from aenv.errors import AEnvError, Conflict, Forbidden, Invalid, NotFound, SandboxLost
 from aenv.runtime.second import Second
 from terminal_bench.files import mode_of, put
 from terminal_bench.recipes import Copy, Recipe, Run
@@ -123,7 +123,7 @@ class Box:
             self._used = True  # by what the task does to it
             return
         if "system" in found or "root" not in found:
-            raise Invalid(
+            raise SandboxLost(  # for a run, a reason to go on in another instance
                 f"this instance cannot begin {name}: its second container has changes of an earlier episode",
                 hint="create another instance: only on the process engine can one play several tasks",
             )

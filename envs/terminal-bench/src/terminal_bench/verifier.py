@@ -11,7 +11,6 @@ import json
 import math
 import os
 import secrets
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,7 +42,6 @@ _PACK = 'tar -cf "$0" -C / --ignore-failed-read -- "$@" 2> /dev/null; true'
 
 async def verify(box: Box, task: HarborTask, given: Mapping[str, str], *, keep: bool) -> dict[str, Any]:
     """The score, and what it consists of. ``keep``: leave what the agent left running as it is."""
-    began = time.monotonic()
     replaced = await box.replaced()
     if not replaced and not keep:
         await box.end_all()
@@ -72,7 +70,6 @@ async def verify(box: Box, task: HarborTask, given: Mapping[str, str], *, keep: 
         "rewards": rewards,
         "output": (done.stdout + done.stderr)[-_OUTPUT:],
         "environment": "separate" if task.separate else "shared",
-        "seconds": round(time.monotonic() - began, 3),
     }
 
 
