@@ -7,16 +7,21 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
-from aenv.errors import Invalid, NotFound
+from aenv import Environment
+from aenv.errors import Invalid, NotFound, RateLimited
+from aenv.models import Sandbox, SandboxSpec
 from aenv.rl import Episode, Rules, Stragglers, Task, Trajectory, rollouts
-from tests.rl.bench import TURNS, Bench, idle, worker
+from tests.rl.bench import TURNS, Bench, idle, worker, write_env
 from tests.rl.proofs import has_no_number, is_scored
 from tests.rl.test_batches import all_of, named
+from tests.support import eventually
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("rl-reusing")]
 
@@ -74,8 +79,54 @@ async def test_without_reuse_each_has_an_instance_of_its_own(plain_bench: Bench)
     assert {trajectory.provenance.earlier for trajectory in found} == {0}
 
 
+PATIENT = Rules(retries={"rate_limited": 20})
+
+
+class Limited:
+    """A provision with room for so many at a time."""
+
+    def __init__(self, bench: Bench, room: int) -> None:
+        self._bench = bench
+        self._room = room
+
+    @asynccontextmanager
+    async def __call__(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        if not self._room:
+            raise RateLimited("there is no room")
+        self._room -= 1
+        try:
+            async with self._bench(spec) as sandbox:
+                yield sandbox
+        finally:
+            self._room += 1
+
+
+class Nameless:
+    """A provision whose sandboxes all have the same name."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+
+    @asynccontextmanager
+    async def __call__(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        async with self._bench(spec) as sandbox:
+            yield msgspec.structs.replace(sandbox, id="local")
+
+
 async def handing_out(env: Episode, task: Task) -> None:
     await env.agent_url()
+
+
+async def running(env: Episode, task: Task) -> None:
+    await env.exec("true")
+
+
+async def writing(env: Episode, task: Task) -> None:
+    await env.upload("left.txt", "x")
+
+
+async def prolonging(env: Episode, task: Task) -> None:
+    await env.extend(60)
 
 
 async def giving_up(env: Episode, task: Task) -> None:
@@ -105,7 +156,7 @@ def strays() -> Iterator[None]:
     stray.clear()
 
 
-@pytest.mark.parametrize("agent", [handing_out, giving_up, leaving_behind])
+@pytest.mark.parametrize("agent", [handing_out, running, writing, prolonging, giving_up, leaving_behind])
 @pytest.mark.usefixtures("strays")
 async def test_what_may_still_go_on_inside_keeps_an_instance_from_being_used_again(
     plain_bench: Bench, agent: Any
@@ -143,28 +194,107 @@ async def test_an_instance_whose_episode_failed_is_not_used_again(plain_bench: B
     assert [trajectory.provenance.earlier for trajectory in found] == [0, 1, 0, 1]
 
 
-async def test_one_that_died_while_nobody_played_costs_no_episode(plain_bench: Bench) -> None:
-    """It is noticed by the reset, and the episode is begun anew in an instance that is really new."""
+async def test_those_that_died_while_nobody_played_cost_no_episode(plain_bench: Bench) -> None:
+    """It is noticed by the reset, before the episode: that is begun in an instance that is really new, and whatever is
+    tried again is not spent on it."""
 
     async def tasks() -> Any:
-        for task in many(6):
+        for number, task in enumerate(many(8)):
             yield task
-            while len(found) <= int(task["id"].removeprefix("task-")):
-                await asyncio.sleep(0.01)
-            if task["id"] == "task-2":
+            if number == 3:
+                while len(found) < 4:
+                    await asyncio.sleep(0.01)
                 for process in plain_bench.family.instances():
                     os.kill(process.pid, signal.SIGKILL)
 
     found: list[Trajectory] = []
-    run = rollouts(plain_bench.env(), worker, tasks(), concurrency=1, reuse=10, seed=1)
+    run = rollouts(*(plain_bench.env(), worker, tasks()), concurrency=4, reuse=10, seed=1, rules=Rules(retries=0))
     await all_of(run, found)
     await plain_bench.empty()
-    assert len(found) == 6
+    assert len(found) == 8
     for trajectory in found:
         is_scored(trajectory, TURNS)
-    assert [len(trajectory.retried) for trajectory in found] == [0, 0, 0, 1, 0, 0]
-    assert found[3].retried[0].kind == "sandbox_lost"
-    assert found[3].provenance.earlier == 0
+        assert trajectory.retried == []
+
+
+SPOILT = """
+from aenv import register_reset, register_reward, register_tool
+
+spoilt = False
+
+@register_reset
+def begin() -> None:
+    if spoilt:
+        raise RuntimeError("nobody can clean this")
+
+@register_tool
+def spoil() -> None:
+    global spoilt
+    spoilt = True
+
+@register_reward
+def clean() -> float:
+    return float(not spoilt)
+"""
+
+
+async def test_a_reset_that_fails_by_what_an_earlier_episode_left_fails_no_other(plain_bench: Bench) -> None:
+    async def agent(env: Episode, task: Task) -> None:
+        if task.id == "task-1":
+            await env.call_tool("spoil")
+
+    write_env(plain_bench.home, "spoilt", SPOILT)
+    run = rollouts(plain_bench.env("spoilt"), agent, many(4), concurrency=1, reuse=10, seed=1)
+    found = await all_of(run)
+    await plain_bench.empty()
+    assert [trajectory.reward for trajectory in found] == [1.0, 0.0, 1.0, 1.0]
+    assert [trajectory.provenance.earlier for trajectory in found] == [0, 1, 0, 0]
+
+
+async def test_another_environment_that_an_agent_makes_is_a_new_one(plain_bench: Bench) -> None:
+    async def agent(env: Episode, task: Task) -> Any:
+        await worker(env, task)
+        async with Environment.like(env) as other:
+            return (await other.call_tool("work")).structured
+
+    found = await played(plain_bench, agent, many(5), concurrency=2)
+    assert [trajectory.answer for trajectory in found] == [{"result": 1}] * 5
+
+
+async def test_idle_ones_give_way_where_there_is_no_room_for_more(plain_bench: Bench) -> None:
+    """The platform has room for two, and the run may have four."""
+    limited = Limited(plain_bench, 2)
+    tasks = [{"id": f"{kind}-{number}", "arguments": [kind]} for kind in "ab" for number in range(6)]
+    env = Environment("saboteur", provision=limited)
+    run = rollouts(env, worker, tasks, concurrency=2, prefetch=2, reuse=100, seed=1, adaptive=False, rules=PATIENT)
+    found = await all_of(run)
+    await plain_bench.empty()
+    for trajectory in found:
+        is_scored(trajectory, TURNS)
+
+
+async def test_no_idle_one_waits_for_the_last_episode(plain_bench: Bench) -> None:
+    async def agent(env: Episode, task: Task) -> int:
+        if task.id != "task-11":
+            return 0
+        await eventually("the end of those that nobody needs", alone)
+        return len(await plain_bench.alive())
+
+    async def alone() -> bool:
+        return len(await plain_bench.alive()) == 1
+
+    found = await played(plain_bench, agent, many(12), concurrency=4)
+    assert {trajectory.answer for trajectory in found} == {0, 1}
+
+
+async def test_sandboxes_need_no_names(plain_bench: Bench) -> None:
+    env = Environment("saboteur", provision=Nameless(plain_bench))
+    run = rollouts(env, worker, many(12), concurrency=3, reuse=4, seed=1)
+    found = await all_of(run)
+    await plain_bench.empty()
+    for trajectory in found:
+        is_scored(trajectory, TURNS)
+    assert max(trajectory.provenance.earlier for trajectory in found) > 0
 
 
 async def test_instances_of_other_kinds_make_room(plain_bench: Bench) -> None:
@@ -217,9 +347,11 @@ async def test_stragglers_are_not_used_again(plain_bench: Bench) -> None:
 
     slow = (await played(plain_bench, looking, named("a"), n=4))[0].answer
     rule = Stragglers(share=0.5, factor=2)
-    found = await played(plain_bench, agent, named("a"), n=4, concurrency=4, stragglers=rule)
+    found = await played(plain_bench, agent, named("a", "b", "c"), n=4, concurrency=4, stragglers=rule)
     failed = [trajectory for trajectory in found if trajectory.failure]
     assert [one.failure.kind for one in failed if one.failure] == ["abandoned"]
+    last = failed[0].provenance
+    assert all(one.provenance.earlier <= last.earlier for one in found if one.provenance.instance == last.instance)
 
 
 async def test_reuse_needs_a_reset(plain_bench: Bench) -> None:

@@ -25,6 +25,8 @@ _FIX = (
 )
 
 
+_NO_TASK = ("invalid", "reset")
+"""How an episode fails without a task, where the reset has to be told which."""
 _FIX_RESET = "have @register_reset put back all that a tool changes, files among it, or play with reuse=1"
 
 
@@ -42,7 +44,7 @@ def determinism_checks(found: Project, startup_timeout: float, episodes: Path | 
             played = [run_async(_exercise(found, startup_timeout)) for _ in range(2)]
             checks = [_exercised(played)]
             if checks[0].status == "ok" and played[0].provenance.reset:
-                checks.append(_reused(run_async(_exercise_again(found, startup_timeout))))
+                checks.append(_reused(played[0], run_async(_exercise_again(found, startup_timeout))))
             return checks
         except AEnvError as exc:
             return [Check("determinism", "fail", f"nothing could be compared: {exc.message}", exc.hint or "")]
@@ -71,6 +73,11 @@ def _exercised(played: Sequence[Trajectory]) -> Check:
 
     first, second = played
     for trajectory in played:
+        if trajectory.failure is not None and (trajectory.failure.kind, trajectory.failure.phase) == _NO_TASK:
+            detail = (
+                f"nothing was compared, since only its tasks know what its reset takes: {trajectory.failure.reason}"
+            )
+            return Check("determinism", "warn", detail, "give recorded episodes: --episode")
         if trajectory.failure is not None:
             detail = f"nothing could be compared: {trajectory.failure}"
             return Check("determinism", "fail", detail, trajectory.failure.hint or "give episodes that work: --episode")
@@ -83,28 +90,28 @@ def _exercised(played: Sequence[Trajectory]) -> Check:
     )
 
 
-async def _exercise_again(found: Project, startup_timeout: float) -> list[Trajectory]:
-    """Two episodes in one instance."""
+async def _exercise_again(found: Project, startup_timeout: float) -> Trajectory:
+    """The second of two episodes in one instance, of which the first has another seed."""
     from aenv.rl.batches import rollouts
     from aenv.rl.exercising import RULES, exercise
     from aenv.rl.tasks import Task
 
-    tasks = [Task(id=name, seed=SEED) for name in ("first", "second")]
+    tasks = [Task(id="first", seed=SEED + 1), Task(id="second", seed=SEED)]
     async with rollouts(*(_like(found, startup_timeout), exercise, tasks), rules=RULES, concurrency=1, reuse=2) as run:
-        return [trajectory async for trajectory in run]
+        return [trajectory async for trajectory in run][-1]
 
 
-def _reused(played: Sequence[Trajectory]) -> Check:
+def _reused(new: Trajectory, second: Trajectory) -> Check:
+    """Whether an instance that has played plays as a new one does."""
     from aenv.rl.exercising import differing
 
-    first, second = played
     if second.failure is not None or not second.provenance.earlier:
-        detail = f"no second episode was played in one instance: {second.failure or first.failure or 'a call failed'}"
+        detail = f"no second episode was played in one instance: {second.failure or 'the first was not scored'}"
         return Check("reuse", "warn", detail, _FIX_RESET)
-    if difference := differing(first, second):
-        detail = f"after its reset, an instance is not as it was at first:\n{difference}"
+    if difference := differing(new, second):
+        detail = f"after its reset, an instance plays otherwise than a new one:\n{difference}"
         return Check("reuse", "warn", detail, _FIX_RESET)
-    return Check("reuse", "ok", "an instance plays the same again after its reset")
+    return Check("reuse", "ok", "after its reset, an instance plays as a new one does")
 
 
 # With records

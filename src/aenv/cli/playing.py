@@ -157,7 +157,7 @@ def environment_of(options: Mapping[str, Any], labels: Mapping[str, str] | None 
 
 def open_run(options: Mapping[str, Any], tasks: Taskset, rules: Rules) -> Run:
     """The run in its folder, begun or gone on with."""
-    settings = {name: options[name] for name in _SETTINGS}
+    settings = {**{name: options[name] for name in _SETTINGS}, "reuse": options["reuse"] or 1}
     asked = asking(tasks, options["agent"], options["n"], options["seed"], rules, **settings)
     folder = options["out"] or _folder(options["env"])
     return Run.open(folder, asked, resume=options["resume"], again=options["retry_failed"])

@@ -56,7 +56,7 @@ def push(
       aenv push my-env --version 1.1.0
       aenv push my-env --dry-run -o json
     """
-    found = project_of(target, work_dir)
+    found = project_of(target, work_dir, shipped=True)
     _check(found)
     written = found.version
     if version is not None:
@@ -138,9 +138,9 @@ def _request(found: Project) -> EnvRequest:
     )
 
 
-def project_of(target: str | None, work_dir: Path) -> Project:
-    """The project that is meant: in the directory named, or of that name here or in the directory of that name, or a
-    built-in one."""
+def project_of(target: str | None, work_dir: Path, *, shipped: bool = False) -> Project:
+    """The project that is meant: in the directory named, or of that name here or in the directory of that name; with
+    ``shipped`` also a built-in one."""
     if target is None:
         return project.read(work_dir)
     beside = work_dir / target.partition("@")[0]
@@ -148,6 +148,8 @@ def project_of(target: str | None, work_dir: Path) -> Project:
         return project.read(work_dir / target)
     ref = EnvRef.parse(target)
     seen = [project.read(path) for path in (work_dir, beside) if (path / project.CONFIG).is_file()]
+    if shipped and (ours := builtin(ref.name)) is not None:
+        seen.append(project.read(ours))
     for found in seen:
         if found.name == ref.name:
             if ref.version not in (None, found.version):
@@ -156,8 +158,6 @@ def project_of(target: str | None, work_dir: Path) -> Project:
                     hint="correct one of the two; --version writes it",
                 )
             return found
-    if not seen and (shipped := builtin(ref.name)) is not None:
-        return project.read(shipped)
     said = "".join(f"; {found.root / project.CONFIG} names {found.name}" for found in seen)
     raise NotFound(
         f"there is no project {ref.name!r} in {work_dir.absolute()} or in {beside}{said}",

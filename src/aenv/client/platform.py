@@ -194,7 +194,7 @@ class Platform:
             owner=instance.owner,
             labels=instance.labels,
             created_at=now,
-            expires_at=now + parse_duration(instance.ttl) if instance.ttl else None,
+            expires_at=None if attached else _end(instance, now),
         )
 
     async def _give_back(self, id: str | None, request: InstanceRequest, key: str) -> None:
@@ -254,3 +254,11 @@ async def _is_here(instance: Instance) -> bool:
             )
             return found.headers.get(b"aenv-boot") == boot
     return False
+
+
+def _end(instance: Instance, now: float) -> float | None:
+    """When the time of an instance is over that runs since now, as far as the platform says."""
+    try:
+        return now + parse_duration(instance.ttl) if instance.ttl else None
+    except Invalid:
+        return None

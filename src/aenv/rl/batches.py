@@ -168,14 +168,20 @@ class Rollouts:
                 async for draw in self._draws():
                     await self.pace.begun.enter()
                     group.create_task(self._play(draw))
+                await self._end_idle()
         except BaseExceptionGroup as failures:
             self._failure = failures.exceptions[0]
         except Exception as exc:
             self._failure = exc
         finally:
             self._results.put_nowait(None)
-            if self.plan.reuse is not None:
-                await finish(self.plan.reuse.close())
+            await finish(self._end_idle())
+
+    async def _end_idle(self) -> None:
+        """Nobody is left who would take an idle instance."""
+        if self.plan.reuse is not None:
+            await asyncio.sleep(0)  # who was drawn last takes one
+            await self.plan.reuse.close()
 
     async def _draws(self) -> AsyncIterator[Draw]:
         seen: set[str] = set()
@@ -194,9 +200,11 @@ class Rollouts:
         loop = asyncio.get_running_loop()
         race = self._race(draw)
         retried: list[Failed] = []
+        fresh = False
         while True:
             began = loop.time()
-            trajectory = await self._attempt(draw, race, retried)
+            trajectory = await self._attempt(draw, race, retried, fresh=fresh)
+            fresh = True
             self.pace.ended(trajectory.failure, began)
             if not await self.plan.again(trajectory, retried):
                 break
@@ -205,8 +213,8 @@ class Rollouts:
         self._results.put_nowait(trajectory)
         self._count(trajectory)
 
-    async def _attempt(self, draw: Draw, race: _Race, retried: list[Failed]) -> Trajectory:
-        attempt = Attempt(self.plan, draw, fresh=bool(retried))
+    async def _attempt(self, draw: Draw, race: _Race, retried: list[Failed], *, fresh: bool) -> Trajectory:
+        attempt = Attempt(self.plan, draw, fresh=fresh)
         try:
             await attempt.open()
             await self.pace.playing.enter()

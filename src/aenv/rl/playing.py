@@ -33,7 +33,7 @@ from aenv.errors import (
 )
 from aenv.models import NOT_JSON, to_json
 from aenv.rl import rewards
-from aenv.rl.recording import Episode, Over
+from aenv.rl.recording import Episode, Listed, Over
 from aenv.rl.reusing import Reuse
 from aenv.rl.rules import Rules
 from aenv.rl.tasks import Task
@@ -114,7 +114,7 @@ class Facts:
     """What is the same for all instances of one environment, and therefore asked once."""
 
     def __init__(self) -> None:
-        self.tools: dict[tuple[str, str, str, tuple[str, ...]], str] = {}
+        self.tools: dict[tuple[str, str, str, tuple[str, ...]], Listed] = {}
         self.asking = asyncio.Lock()
         self.no_reset: set[tuple[str, str]] = set()
 
@@ -141,7 +141,7 @@ class Plan:
         """One episode, begun again as often as the rules say."""
         retried: list[Failed] = []
         while True:
-            attempt = Attempt(self, draw, fresh=bool(retried))
+            attempt = Attempt(self, draw)
             try:
                 await attempt.open()
                 await attempt.run()
@@ -154,6 +154,8 @@ class Plan:
     async def again(self, trajectory: Trajectory, retried: list[Failed]) -> bool:
         """Whether to begin anew, after a pause, what ended so. ``retried`` are the earlier ends, and get this one."""
         failed = trajectory.failure
+        if failed is not None and failed.phase == "reset" and trajectory.provenance.earlier:
+            return True  # by what an earlier episode left, or while nobody played: this one has not begun
         if failed is None or not self.rules.may_retry(failed, retried):
             return False
         retried.append(failed)
@@ -228,19 +230,13 @@ class Attempt:
     async def close(self) -> None:
         """Give the instance back, whatever happened."""
         begun = time.monotonic()
-        reuse, id = self._plan.reuse, self.episode.instance_id
-        if reuse is not None and id is not None and self._is_clean:
-            reuse.keep(id)
+        if self._plan.reuse is not None and isinstance(self.outcome, Scored) and self.episode.is_untouched:
+            self._plan.reuse.keep(self.episode.sandbox)  # a reset is all that it needs for another episode
         try:
             await self.episode.release()
         except Exception as exc:  # the episode is over, and what is left of the instance ends with its lease
             log.warning("[ENV:%s] could not be released: %s", self.episode.instance_id, exc)
         self._seconds["release"] = time.monotonic() - begun
-
-    @property
-    def _is_clean(self) -> bool:
-        """Whether a reset is all that the instance needs for another episode."""
-        return isinstance(self.outcome, Scored) and self.episode.is_untouched and not self._draw.task.files
 
     def give_up(self, at: float, why: str) -> None:
         """Let the agent play until then, in the loop's time, and no longer."""
@@ -401,16 +397,18 @@ class Attempt:
             async with facts.asking:  # one asks, and the others of its kind wait for the answer
                 if kind not in facts.tools:
                     await episode.list_tools()
-                    facts.tools[kind] = episode.tools_digest
+                    facts.tools[kind] = episode.listed
+        listed = facts.tools.get(kind, episode.listed)
+        episode.check_offered(listed)
         return Provenance(
             env=package.env,
             digest=package.digest,
             image=package.image,
             task_digest=task.digest(),
-            tools_digest=facts.tools.get(kind, episode.tools_digest),
+            tools_digest=listed.digest,
             agent=self._plan.agent_name,
-            instance=(instance := episode.instance_id or ""),
-            earlier=self._plan.reuse.episodes(instance) if self._plan.reuse is not None else 0,
+            instance=episode.instance_id or "",
+            earlier=self._plan.reuse.earlier(episode.sandbox) if self._plan.reuse is not None else 0,
             local_rewards=[reward.key for reward in self._plan.rules.taken if reward.is_local],
             versions=VERSIONS,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -16,6 +17,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 import msgspec
 
 from aenv.client.environment import Environment
+from aenv.client.provision import Provision
 from aenv.errors import (
     AEnvError,
     AgentError,
@@ -28,8 +30,9 @@ from aenv.errors import (
     Unsupported,
     did_you_mean,
 )
-from aenv.models import NOT_JSON, ToolResult, to_json
+from aenv.models import NOT_JSON, ExecResult, ToolResult, to_json
 from aenv.rl import rewards
+from aenv.rl.reusing import Reuse
 from aenv.rl.rules import Rules
 from aenv.rl.tasks import Task
 from aenv.rl.trajectory import Call, Failed, Generation, Phase, Tokens, Turn
@@ -51,6 +54,13 @@ class Broken(NamedTuple):
     error: AEnvError
     phase: Phase
     turn: int | None
+
+
+class Listed(NamedTuple):
+    """The tools of an environment."""
+
+    digest: str
+    names: frozenset[str]
 
 
 def _noting(
@@ -86,7 +96,8 @@ class Episode(Environment):
         self.messages: list[dict[str, Any]] = []
         self.turns: list[Turn] = []
         self.tools: list[dict[str, Any]] = []
-        self.tools_digest = ""
+        self.listed = Listed("", frozenset())
+        """What there is of tools, once they were listed."""
         self.observation: Any = None
         """What the environment's reset returned."""
         self.phase: Phase = "create"
@@ -229,10 +240,44 @@ class Episode(Environment):
         """Whether all that was asked of the sandbox has been answered, and nobody else was given a way to it."""
         return not self._touched and not self._reached
 
+    @property
+    def provision(self) -> Provision:
+        """Where sandboxes come from in which nobody has played."""
+        return self._provision.plain if isinstance(self._provision, Reuse) else self._provision
+
+    # What no reset of the author's knows of. The instance ends with the episode then.
+
     async def agent_url(self) -> str:
-        """As in ``Environment``. Whoever has it may call after the episode, so the instance ends with that."""
+        """As in ``Environment``. Whoever has it sees all tools, and may call them after the episode, too."""
         self._touched = True
         return await super().agent_url()
+
+    async def expose(self, port: int, ttl: str | float | None = None) -> str:
+        """As in ``Environment``."""
+        self._touched = True
+        return await self._exposed(port, ttl)
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        timeout: float = 60.0,
+        *,
+        directory: str | None = None,
+        stdin: str | None = None,
+    ) -> ExecResult:
+        """As in ``Environment``."""
+        self._touched = True
+        return await super().exec(command, timeout, directory=directory, stdin=stdin)
+
+    async def upload(self, path: str, content: bytes | str | os.PathLike[str], timeout: float | None = None) -> None:
+        """As in ``Environment``."""
+        self._touched = True
+        await self._uploaded(path, content, timeout)
+
+    async def extend(self, ttl: str | float) -> None:
+        """As in ``Environment``."""
+        self._touched = True
+        await self._extended(ttl)
 
     @contextmanager
     def doing(self, phase: Phase) -> Iterator[None]:
@@ -256,27 +301,24 @@ class Episode(Environment):
     _get = _noting(Environment._get)
     _fetch = _noting(Environment._fetch)
     wait_for_ready = _noting(Environment.wait_for_ready)
-    extend = _noting(Environment.extend)
+    _extended = _noting(Environment.extend)
     _exposed = _noting(Environment.expose)
-    upload = _noting(Environment.upload)
+    _uploaded = _noting(Environment.upload)
     download = _noting(Environment.download)
-
-    async def expose(self, port: int, ttl: str | float | None = None) -> str:
-        """As in ``Environment``; then the instance ends with the episode."""
-        self._touched = True
-        return await self._exposed(port, ttl)
 
     async def _tools(self) -> list[dict[str, Any]]:
         found = await self._tools_found()
-        self.tools_digest = digest(found)
-        offered = self.task.tools
+        self.listed = Listed(digest(found), frozenset(tool["name"] for tool in found))
+        self.check_offered(self.listed)
         there = {tool["name"]: tool for tool in found}
-        if missing := [name for name in offered if name not in there]:
-            raise Invalid(
-                f"task {self.task.id} offers {missing[0]!r}, which {self.env_name} does not have",
-                hint=did_you_mean(missing[0], there),
-            )
-        return [there[name] for name in offered] or found
+        return [there[name] for name in self.task.tools] or found
+
+    def check_offered(self, listed: Listed) -> None:
+        """Raises ``Invalid`` for a task that offers a tool which the environment does not have."""
+        for name in self.task.tools:
+            if name not in listed.names:
+                message = f"task {self.task.id} offers {name!r}, which {self.env_name} does not have"
+                raise Invalid(message, hint=did_you_mean(name, listed.names))
 
     async def close_turn(self) -> None:
         """Take the rewards of the turn that is over."""

@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 
 from aenv.client.provision import Control, Provision
-from aenv.errors import AEnvError
+from aenv.errors import AEnvError, RateLimited, StartFailed
 from aenv.models import Sandbox, SandboxSpec
 
 log = logging.getLogger("aenv.rl")
@@ -29,45 +29,47 @@ class Reuse:
 
     def __init__(self, provision: Provision, most: int, room: int) -> None:
         """``most``: episodes of an instance; ``room``: instances that there may be, idle ones among them."""
-        self._provision = provision
+        self.plain = provision
+        """Where new ones come from."""
         self._most = most
         self._room = room
         self._live = 0
         """Instances that there are, or will be in a moment."""
-        self._in_use: dict[str, _Kept] = {}
+        self._in_use: dict[int, _Kept] = {}
+        """By the identity of the sandbox that its user has: not every provision gives each a name of its own."""
         self._idle: list[_Kept] = []
         """The newest last."""
         self._closed = False
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._provision, name)
+        return getattr(self.plain, name)
 
     @asynccontextmanager
     async def __call__(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
         kept = await self._taken(_kind(spec)) or await self._made(spec)
-        self._in_use[kept.sandbox.id] = kept
+        self._in_use[id(kept.sandbox)] = kept
         try:
             yield kept.sandbox
         finally:
-            del self._in_use[kept.sandbox.id]
+            del self._in_use[id(kept.sandbox)]
             if kept.clean and not self._closed and kept.episodes < self._most:
                 self._idle.append(kept)
             else:
                 await self._end(kept)
 
-    def episodes(self, id: str) -> int:
+    def earlier(self, sandbox: Sandbox | None) -> int:
         """How many episodes an instance has had before the one that it is in use for."""
-        kept = self._in_use.get(id)
+        kept = self._in_use.get(id(sandbox))
         return 0 if kept is None else kept.episodes - 1
 
-    def keep(self, id: str) -> None:
+    def keep(self, sandbox: Sandbox | None) -> None:
         """Say of an instance in use that another episode can be played in it."""
-        kept = self._in_use.get(id)
+        kept = self._in_use.get(id(sandbox))
         if kept is not None and not kept.sandbox.attached:
             kept.clean = True
 
     async def close(self) -> None:
-        """End what is idle, and from now on whatever is given back."""
+        """End what is idle, and from now on whatever is given back: nobody will ask for it."""
         self._closed = True
         idle, self._idle = self._idle, []
         await asyncio.gather(*map(self._end, idle))
@@ -92,31 +94,41 @@ class Reuse:
     async def _made(self, spec: SandboxSpec) -> _Kept:
         while self._idle and self._live >= self._room:
             await self._end(self._idle.pop(0))  # of another kind, or it would have been taken
+        while True:
+            try:
+                return await self._new(spec)
+            except (RateLimited, StartFailed):  # there may be no room as long as idle ones have it
+                if not self._idle:
+                    raise
+                await self._end(self._idle.pop(0))
+
+    async def _new(self, spec: SandboxSpec) -> _Kept:
         self._live += 1
         try:
             async with AsyncExitStack() as stack:
-                sandbox = await stack.enter_async_context(self._provision(spec))
+                sandbox = await stack.enter_async_context(self.plain(spec))
                 return _Kept(_kind(spec), await self._known(sandbox, spec), stack.pop_all())
         except BaseException:
             self._live -= 1
             raise
 
     async def _known(self, sandbox: Sandbox, spec: SandboxSpec) -> Sandbox:
-        """The sandbox with what it is made of, so that this is asked once, and not for every episode."""
-        if sandbox.digest or not hasattr(self._provision, "package"):
-            return sandbox
-        package = await cast(Control, self._provision).package(spec)
+        """The sandbox with what it is made of, so that this is asked once, and not for every episode. An object of its
+        own, whoever else has it."""
+        if sandbox.digest or not hasattr(self.plain, "package"):
+            return msgspec.structs.replace(sandbox)
+        package = await cast(Control, self.plain).package(spec)
         return msgspec.structs.replace(sandbox, **package._asdict())
 
     async def _extend(self, kept: _Kept) -> None:
         """Let every episode have nearly all of the time to live, as one in a new instance has."""
         sandbox = kept.sandbox
-        if sandbox.expires_at is None or not hasattr(self._provision, "extend"):
+        if sandbox.expires_at is None or not hasattr(self.plain, "extend"):
             return
         life = sandbox.expires_at - sandbox.created_at
         now = time.monotonic()
         if now - kept.since > _STALE * life:
-            await cast(Control, self._provision).extend(sandbox.id, life)
+            await cast(Control, self.plain).extend(sandbox.id, life)
             kept.since = now
 
     async def _end(self, kept: _Kept) -> None:

@@ -23,7 +23,8 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
     system: str = ""
     """The system prompt, for agents that are models."""
     tools: list[str] = []
-    """The tools that the agent is offered, and may call, by their bare names; all of them where none is named."""
+    """The tools that the agent is offered, and may call, by their bare names; all of them where none is named. Whoever
+    is given ``agent_url`` sees all of them: what must not be called there, the environment refuses itself."""
     datasource: str = ""
     arguments: list[str] = []
     """What its instance is made with, as in ``Environment``."""

@@ -1,18 +1,14 @@
 """Three tools, a reward and a function with one signature, so that only the way they are called differs.
 
-The reset is for instances that play several episodes; as OpenEnv's does, it begins to count the turns anew.
+Nothing is kept from call to call, so the reset, for instances that play several episodes, has nothing to put back.
 """
 
 from aenv import register_function, register_reset, register_reward, register_tool
 
-turns = 0
-
 
 @register_reset
 def begin(seed: int | None = None) -> None:
-    """Begin at the first turn."""
-    global turns
-    turns = 0
+    """Begin anew."""
 
 
 @register_tool
