@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import struct
+import subprocess
 from contextlib import suppress
 
 import pytest
@@ -324,3 +325,12 @@ async def test_java_starts_in_a_sandbox():
     async with Environment("mini-terminal") as env:
         found = await env.exec("java -Xmx64m -version")
     assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.skipif(shutil.which("fc-list") is None, reason="this machine has no fontconfig")
+async def test_fonts_of_the_machine_are_found_in_a_sandbox():
+    async with Environment("mini-terminal") as env:
+        found = await env.exec("fc-list : family")
+    here = subprocess.run(["fc-list", ":", "family"], capture_output=True, text=True, check=True)
+    assert "Cannot load default config" not in found.stderr
+    assert set(found.stdout.splitlines()) == set(here.stdout.splitlines())

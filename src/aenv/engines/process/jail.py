@@ -33,7 +33,7 @@ _REMOUNT = 32
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 """Where this machine's programs and libraries are."""
-_ETC = ("ld.so.cache", "ssl", "ca-certificates", "pki", "localtime", "alternatives", "mime.types", "terminfo")
+_ETC = ("ld.so.cache", "ssl", "ca-certificates", "pki", "localtime", "alternatives", "mime.types", "terminfo", "fonts")
 _ETC_OF_JAVA = "java-"
 """How directories begin in which distributions keep a part of each Java, which does not start without it."""
 _LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
