@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from aenv import AEnvError
+from aenv import AEnvError, Invalid, SandboxLost
 
 PROGRAMS = (
     "/usr/lib/chromium/chromium",  # without Debian's script, which reads settings in /etc that a sandbox does not have
@@ -56,15 +56,19 @@ PATIENCE = 30.0
 """Seconds that a command may take; the first one includes the start of the browser."""
 
 
-class BrowserError(AEnvError):
-    """The browser cannot be started, has ended, or does not do what it was told."""
+class BrowserLost(SandboxLost):
+    """The browser has ended, and the episode with it: nothing of that is for the agent to read."""
+
+
+class PageError(AEnvError):
+    """The browser is well, and did not do what it was told."""
 
 
 def program() -> str:
     """The path of a browser on this machine."""
     found = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if found is None:
-        raise BrowserError(
+        raise Invalid(
             "there is no Chromium on this machine, and the pages need one",
             hint="install it, on Debian and Ubuntu with: apt-get install chromium",
         )
@@ -132,7 +136,7 @@ class Browser:
                 raise self._ended(f"the page crashed during {method}")
             elif message.get("id") == number:
                 if "error" in message:
-                    raise BrowserError(f"the browser refused {method}: {message['error'].get('message')}")
+                    raise PageError(f"the browser refused {method}: {message['error'].get('message')}")
                 return dict(message["result"])
 
     def evaluate(self, expression: str) -> Any:
@@ -140,7 +144,7 @@ class Browser:
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             thrown = answer["exceptionDetails"].get("exception", {}).get("description", "an exception")
-            raise BrowserError(f"the page raised {thrown}")
+            raise PageError(f"the page raised {thrown}")
         return answer["result"].get("value")
 
     @property
@@ -162,7 +166,7 @@ class Browser:
 
     def _send(self, method: str, arguments: dict[str, Any]) -> int:
         if self._pid is None:
-            raise BrowserError("the browser has ended", hint="a reset starts another one")
+            raise BrowserLost("the browser has ended", hint="a reset starts another one")
         self._last += 1
         command = {"id": self._last, "method": method, "params": arguments}
         if self._session:
@@ -188,10 +192,10 @@ class Browser:
         message, _, self._pending = self._pending.partition(b"\0")
         return dict(json.loads(message))
 
-    def _ended(self, what: str) -> BrowserError:
+    def _ended(self, what: str) -> BrowserLost:
         """Close a browser that is of no more use, and say what it said last."""
         said = ""
         with suppress(OSError):
             said = Path(self.profile, "log").read_text(errors="replace").strip()[-500:]
         self.close()
-        return BrowserError(f"{what}{': ' + said if said else ''}", hint="a reset starts another one")
+        return BrowserLost(f"{what}{': ' + said if said else ''}", hint="a reset starts another one")

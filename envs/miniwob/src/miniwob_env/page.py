@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from miniwob_env.browser import HEIGHT, WIDTH, Browser, BrowserError
+from miniwob_env.browser import HEIGHT, WIDTH, Browser, PageError
 
 VERSION = importlib.metadata.version("miniwob")
 AREA = (160, 210)
@@ -130,7 +130,7 @@ def folder() -> Path:
     """Where the pages are; found without an import of the package, which needs what is not installed."""
     found = importlib.util.find_spec("miniwob")
     if found is None or not found.submodule_search_locations:
-        raise BrowserError("the package miniwob is not installed", hint="pip install --no-deps miniwob")
+        raise PageError("the package miniwob is not installed", hint="pip install --no-deps miniwob")
     return Path(found.submodule_search_locations[0], "html", "miniwob")
 
 
@@ -145,7 +145,7 @@ class Page:
         self._mouse("mouseMoved", *_AWAY)
         answer = browser.call("Page.navigate", url=(folder() / f"{task}.html").as_uri())
         if "errorText" in answer:
-            raise BrowserError(f"the page of {task} cannot be loaded: {answer['errorText']}")
+            raise PageError(f"the page of {task} cannot be loaded: {answer['errorText']}")
         arguments = ", ".join(json.dumps(value) for value in (seed, _FOREVER, self._mark))
         self.goal = str(browser.evaluate(f"{_BEGIN}({arguments})"))
         self.elements()
