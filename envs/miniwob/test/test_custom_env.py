@@ -64,6 +64,11 @@ def test_no_clock_ends_an_episode_and_nothing_begins_it_anew():
     assert custom_env.score() == {"score": 0.0, "done": True, "raw_reward": -1, "reason": ""}
 
 
+def test_the_whole_task_is_in_the_window():
+    custom_env.begin("click-test", 1)
+    assert custom_env.current.browser.evaluate("[innerWidth, innerHeight]") == [500, 320]
+
+
 def test_a_message_of_the_page_does_not_stop_it():
     custom_env.begin("click-test", 1)
     assert custom_env.current.browser.evaluate("alert('stop') === undefined")
