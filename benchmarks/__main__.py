@@ -12,6 +12,7 @@ from benchmarks import (
     calls,
     clients,
     containers,
+    evals,
     gateway,
     http_client,
     instances,
@@ -55,6 +56,7 @@ FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
     "simulation": scale.simulation,
     "episodes": rollouts.episodes,
     "rollout": rollouts.overhead,
+    "evals": evals.evals,
 }
 ISOLATED = (
     "instance_start",
@@ -65,6 +67,7 @@ ISOLATED = (
     "platform_many",
     "episodes",
     "rollout",
+    "evals",
 )
 """What is measured only where a sandbox can be isolated in every way."""
 LACKING: dict[str, Callable[[], str]] = {
@@ -74,6 +77,7 @@ LACKING: dict[str, Callable[[], str]] = {
     "second": containers.lacking_second,
     "kubernetes": kubernetes.lacking,
     "simulation": scale.lacking,
+    "evals": evals.lacking,
 }
 """Why other figures cannot be measured here, if they cannot."""
 TRIES = 3
