@@ -27,20 +27,17 @@ LONG, REUSE = 10_000, 100
 MOST_REUSED, MOST_ALONE, MOST_TURN, MOST_GROWTH = 1.0, 1 / 20, 1.0, 1.25
 _NAME = f"{EPISODES:,} episodes at once"
 _LONG = f"{LONG:,} episodes, {EPISODES:,} at once, instances reused"
-_STEADY = f"{_LONG}, all started"
 
 
 def episodes(effort: Effort) -> list[Line]:
     """1,000 concurrent episodes of ten turns, isolated, beside OpenEnv's server, which isolates none of them.
 
-    Its sessions share one process, and begin with a reset. Ours share nothing at any time. In a long run whose
-    instances play several episodes, while 1,000 go on, and from none started to none left; and with a new instance for
-    each.
+    Its sessions share one process, and begin with a reset. Ours share nothing at any time: in a long run whose
+    instances play several episodes, from none started to none left, and with a new instance for each.
     """
     asked = {"episodes": EPISODES, "at_once": EPISODES, "turns": TURNS}
     long = {**asked, "episodes": LONG}
     memory: list[float] = []
-    steady: list[float] = []
     with ExitStack() as stack:
         trainer = stack.enter_context(_trainer())
         trainer.ask("play", episodes=50, at_once=50, turns=TURNS)
@@ -52,8 +49,6 @@ def episodes(effort: Effort) -> list[Line]:
             spent = trainer.ask("play", reuse=reuse, **wanted)
             if reuse == 1:
                 memory.append(spent["memory"])
-            else:
-                steady.append(spent["steady"])
             return float(spent["wall"]) / wanted["episodes"]
 
         sides = (lambda: ours(**asked), lambda: _played(as_made, asked), lambda: _played(tuned, asked))
@@ -64,8 +59,7 @@ def episodes(effort: Effort) -> list[Line]:
         before.check(trainer)
     alone = [_alone() for _ in range(1 if effort.quick else 3)]
     return [
-        _rate(_STEADY, steady, "OpenEnv", sessions, MOST_REUSED),
-        _rate(_LONG, reused, "OpenEnv", sessions),
+        _rate(_LONG, reused, "OpenEnv", sessions, MOST_REUSED),
         _rate(_NAME, mine, "OpenEnv", theirs),
         _rate(f"{_NAME} (tuned)", mine, "OpenEnv, tuned", best),
         _rate(f"{_NAME} (a process each)", [median(mine)] * len(alone), "OpenEnv, a process each", alone, MOST_ALONE),

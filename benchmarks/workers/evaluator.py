@@ -1,8 +1,8 @@
 """A program that evaluates: ``python -m benchmarks.workers.evaluator ENV``, with the oracle, as its parent asks.
 
 Requests and answers are lines, as ``benchmarks.workers.owner`` reads and writes them. ``evaluate`` plays every task of
-a selection, ``at_once`` at a time, in instances that play several. It answers with the seconds of the ``wall``, how
-many ``tasks`` there were and ``passed``, and the median seconds of a ``reset``.
+a selection ``n`` times, ``at_once`` at a time, in instances that play several. It answers with the seconds of the
+``wall``, how many ``tasks`` there were and ``passed``, and the median seconds of a ``reset``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Evaluator:
         self._env = env
         self._tasks: dict[str, Taskset] = {}
 
-    async def evaluate(self, selection: dict[str, Any], at_once: int) -> dict[str, float]:
+    async def evaluate(self, selection: dict[str, Any], at_once: int, n: int) -> dict[str, float]:
         known = repr(selection)
         if known not in self._tasks:
             self._tasks[known] = await Taskset.load(self._env, selection)
         tasks = self._tasks[known]
         begun = time.perf_counter()
-        run = rollouts(self._env, agent("oracle"), tasks, concurrency=at_once, reuse=len(tasks), seed=1)
+        run = rollouts(self._env, agent("oracle"), tasks, n=n, concurrency=at_once, reuse=n * len(tasks), seed=1)
         async with run as going:
             played = [trajectory async for trajectory in going]
         wall = time.perf_counter() - begun

@@ -2,8 +2,7 @@
 
 Requests and answers are lines, as ``benchmarks.workers.owner`` reads and writes them. ``play`` runs episodes with
 ``aenv.rl``, as ``aenv rollout`` does; ``plain`` does the same calls without it. Both answer with seconds of the
-``wall`` and of this process's ``cpu``, and with the ``memory`` in MB that it holds then; ``play`` also with the seconds
-of each episode while as many go on as may (``steady``), where there are more than twice as many in all.
+``wall`` and of this process's ``cpu``, and with the ``memory`` in MB that it holds then.
 """
 
 from __future__ import annotations
@@ -34,17 +33,14 @@ class Trainer:
         tasks = (Task(id=str(number), reward={"a": number, "b": turns}) for number in range(episodes))
         env = Environment(self._name, ttl=LIFE)
         spent = _Spent()
-        done, marks = 0, {at_once: 0.0, episodes - at_once: 0.0}
+        done = 0
         async with rollouts(env, self._agent, tasks, concurrency=at_once, seed=1, reuse=reuse) as run:
             async for trajectory in run:
                 assert trajectory.reward == int(trajectory.task.id) + turns, trajectory.outcome
                 assert len(trajectory.turns) == turns, trajectory
                 done += 1
-                if done in marks:
-                    marks[done] = time.perf_counter()
         assert done == episodes, done
-        (first, begun), (last, ended) = min(marks.items()), max(marks.items())
-        return {**spent.told(), "steady": (ended - begun) / max(last - first, 1)}
+        return spent.told()
 
     async def plain(self, episodes: int, at_once: int, turns: int) -> dict[str, float]:
         spent = _Spent()
