@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
-import json
 import os
 import random
 import shutil
@@ -18,7 +17,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +48,10 @@ class Package(NamedTuple):
 PACKAGES = [
     Package(
         "toolz==1.0.0",
-        [("toolz/itertoolz.py", "toolz/tests/test_itertoolz.py"), ("toolz/dicttoolz.py", "toolz/tests/test_dicttoolz.py")],
+        [
+            ("toolz/itertoolz.py", "toolz/tests/test_itertoolz.py"),
+            ("toolz/dicttoolz.py", "toolz/tests/test_dicttoolz.py"),
+        ],
     ),
     Package("cachetools==5.5.0", [("src/cachetools/__init__.py", "tests/test_lru.py")], "src"),
     Package("inflection==0.5.1", [("inflection/__init__.py", "test_inflection.py")]),
@@ -63,6 +65,14 @@ class Mutant(NamedTuple):
 
     function: str
     text: str
+
+
+class Change(NamedTuple):
+    """What was done to a module."""
+
+    module: str
+    mutant: Mutant
+    before: str
 
 
 def mutants(text: str, seed: str) -> Iterator[Mutant]:
@@ -98,7 +108,7 @@ def _places(function: ast.FunctionDef) -> Iterator[tuple[int, int, int, str]]:
 
 def tasks_of(package: Package, sdist: Path, place: Path, each: int) -> Iterator[dict[str, Any]]:
     """Rows, and the checkout of each below ``place``."""
-    name, _, version = package.requirement.partition("==")
+    name = package.requirement.partition("==")[0]
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(sdist) as archive:
             archive.extractall(folder, filter="data")
@@ -118,31 +128,25 @@ def tasks_of(package: Package, sdist: Path, place: Path, each: int) -> Iterator[
                 if broken and after.keys() == before.keys() and len(broken) < len(passing) / 2:
                     made.add(mutant.function)
                     task = f"{name}-{Path(module).stem.strip('_')}-{mutant.function.strip('_')}"
-                    shutil.copytree(root, place / task, ignore=shutil.ignore_patterns("__pycache__", ".pytest_cache", "docs"))
-                    yield _row(task, package, version, (module, mutant.text, text), (tests, broken, passing - broken), mutant)
+                    shutil.copytree(root, place / task, ignore=shutil.ignore_patterns("__pycache__", "docs"))
+                    yield _row(task, package, Change(module, mutant, text), broken, passing - broken)
                 (root / module).write_text(text)
 
 
-def _row(
-    task: str,
-    package: Package,
-    version: str,
-    change: tuple[str, str, str],
-    tests: tuple[str, set[str], set[str]],
-    mutant: Mutant,
-) -> dict[str, Any]:
-    module, bad, good = change
-    gold = difflib.unified_diff(bad.splitlines(True), good.splitlines(True), f"a/{module}", f"b/{module}")
+def _row(task: str, package: Package, change: Change, broken: set[str], whole: set[str]) -> dict[str, Any]:
+    name, _, version = package.requirement.partition("==")
+    module, mutant, good = change
+    gold = difflib.unified_diff(mutant.text.splitlines(True), good.splitlines(True), f"a/{module}", f"b/{module}")
     row = {
         "instance_id": task,
-        "repo": package.requirement.partition("==")[0],
+        "repo": name,
         "version": version,
         "base_commit": f"sdist-{version}",
         "patch": f"diff --git a/{module} b/{module}\n" + "".join(gold),
         "test_patch": "",
         "problem_statement": _ISSUE.format(function=mutant.function, module=module),
-        "FAIL_TO_PASS": sorted(tests[1]),
-        "PASS_TO_PASS": sorted(tests[2]),
+        "FAIL_TO_PASS": sorted(broken),
+        "PASS_TO_PASS": sorted(whole),
     }
     path = f"env PYTHONPATH={package.source}:$PYTHONPATH " if package.source else ""
     return judged(row, f"{path}python -m pytest -rA -p no:cacheprovider -o addopts=", "parse_log_pytest")
@@ -181,26 +185,22 @@ def fetch(packages: list[Package], cache: Path) -> dict[str, Path]:
     return found
 
 
-def build(target: Path, cache: Path, packages: list[Package], each: int = 2) -> list[str]:
-    """A project with tasks of these packages. Returns their ids."""
+def write(place: Path, cache: Path, packages: list[Package], each: int = 2) -> list[dict[str, Any]]:
+    """Tasks of these packages: their rows, and a checkout for each below ``place``."""
     sdists = fetch(packages, cache)
-    with tempfile.TemporaryDirectory() as place:
-        rows = [
-            row
-            for package in packages
-            for row in tasks_of(package, sdists[package.requirement], Path(place), each)
-        ]
-        make(rows, Path(place), target)
-    return [row["instance_id"] for row in rows]
+    found = (tasks_of(package, sdists[package.requirement], place, each) for package in packages)
+    return list(chain.from_iterable(found))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", type=Path)
+    parser.add_argument("target", type=Path, help="where the project is made")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".aenv" / "sdists", help="where sdists are kept")
     parser.add_argument("--each", type=int, default=2, help="bugs in each module")
     given = parser.parse_args()
-    print(json.dumps(build(given.target, given.cache, PACKAGES, given.each), indent=1))
+    with tempfile.TemporaryDirectory() as place:
+        rows = write(Path(place), given.cache, PACKAGES, given.each)
+        make(rows, Path(place), given.target)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,9 @@ def main() -> None:
     parser.add_argument("checkouts", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("--split", default="test", help="of a dataset")
-    parser.add_argument("--packages", type=Path, help="what tests import: a directory, as pip install --target makes it")
+    parser.add_argument(
+        "--packages", type=Path, help="what tests import: a directory, as pip install --target makes it"
+    )
     parser.add_argument("--command", default="python -m pytest -rA", help="runs tests, for rows that do not say how")
     parser.add_argument("--parser", default="parse_log_pytest", help="of swebench, for rows that name none")
     given = parser.parse_args()
@@ -76,7 +78,6 @@ def main() -> None:
         for row in load(given.rows, given.split)
     ]
     make(rows, given.checkouts, given.target, given.packages)
-    print(f"{given.target} has {len(rows)} rows")
 
 
 if __name__ == "__main__":

@@ -159,7 +159,9 @@ async def edit_file(path: str, old: str, new: str, ctx: Context | None = None) -
             return f"{path} was made"
         text = (await testbed.second.read(place)).decode(errors="surrogateescape")
         if (count := text.count(old)) != 1:
-            raise ToolError(f"old occurs {count} times in {path}, and must occur once" if count else f"{path} has no such text")
+            raise ToolError(
+                f"old occurs {count} times in {path}, and must occur once" if count else f"{path} has no such text"
+            )
         await testbed.second.write(place, text.replace(old, new).encode(errors="surrogateescape"))
         return f"{path} was changed"
 

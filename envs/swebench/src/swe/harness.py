@@ -1,7 +1,7 @@
 """The harness of the package swebench, as far as it grades.
 
-The package's ``swebench.harness`` imports all that it needs for running containers by itself: clients of Docker and of a
-cloud, and a library of datasets. Grading takes none of it, so these are not installed, and the parts that grade are
+The package's ``swebench.harness`` imports all that it needs for running containers by itself: clients of Docker and of
+a cloud, and a library of datasets. Grading takes none of it, so these are not installed, and the parts that grade are
 imported past it.
 """
 

@@ -2,8 +2,8 @@
 
 The tests run in one process with the code that they test, so a patch can print whatever a log consists of, end the
 process, or bend the runner of the tests. The harness compares the log with the exit code. Here, a patch that resolved
-its task is put to a control: the same run, in which every test that had to pass is made to fail. Where the log says that
-one passed nonetheless, the log is not that of the tests.
+its task is put to a control: the same run, in which every test that had to pass is made to fail. Where the log says
+that one passed nonetheless, the log is not that of the tests.
 """
 
 from __future__ import annotations

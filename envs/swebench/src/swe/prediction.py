@@ -20,15 +20,17 @@ _FILES = ("test_*", "*_test.py", "*_tests.py", "tests.py")
 _STEERING = ("conftest.py", "pytest.ini", ".pytest.ini", "sitecustomize.py", "usercustomize.py", "*.pth")
 """What a run of tests begins with, before a line of the repository runs."""
 _ASIDE = "agents-work"
-_MOVE = f"rm -rf /{_ASIDE}; mv {ROOT} /{_ASIDE} || mkdir /{_ASIDE}"
+_MOVE = f"rm -rf /{_ASIDE}; if [ -d {ROOT} ] && [ ! -L {ROOT} ]; then mv {ROOT} /{_ASIDE}; else mkdir /{_ASIDE}; fi"
 _COMPARE = f"""
-cd {ROOT} && chmod -R u+rwX /{_ASIDE} && rm -rf /{_ASIDE}/.git && export GIT_DIR={ROOT}/.git GIT_WORK_TREE=/{_ASIDE} &&
+chmod -R u+rwX /{_ASIDE} && find /{_ASIDE} -name .git -prune -exec rm -rf {{}} + &&
+cd /{_ASIDE} && export GIT_DIR={ROOT}/.git GIT_WORK_TREE=/{_ASIDE} &&
 git add -A . && git diff --cached --no-renames --name-only -z HEAD
 """
 _EXPORT = f"""
 export GIT_DIR={ROOT}/.git GIT_WORK_TREE=/{_ASIDE} && cd /{_ASIDE} &&
 if [ $# -gt 0 ]; then git --literal-pathspecs reset -q HEAD -- "$@"; fi &&
-git diff --cached --no-renames --no-color --no-ext-diff --no-textconv --binary HEAD > /tmp/patch.diff && wc -c < /tmp/patch.diff
+git diff --cached --no-renames --no-color --no-ext-diff --no-textconv --binary HEAD > /tmp/patch.diff &&
+wc -c < /tmp/patch.diff
 """
 
 

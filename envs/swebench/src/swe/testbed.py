@@ -121,7 +121,9 @@ class Testbed:
             )
         programs = {path.rpartition("/")[2] for path in self._found}
         if lacking := {"git", "python3", "bash", "tar"} - programs:
-            raise Unsupported(f"this machine has no {', '.join(sorted(lacking))} in {PATH}, which tasks are worked on with")
+            raise Unsupported(
+                f"this machine has no {', '.join(sorted(lacking))} in {PATH}, which tasks are worked on with"
+            )
 
     async def _put(self, packed: bytes, place: str) -> None:
         await self.second.write("/tmp/put.tar", packed)  # noqa: S108
@@ -159,14 +161,14 @@ def _tar(directory: Path) -> bytes:
         raise Invalid(f"there is no checkout {directory.name!r} among the project's repos", hint=hint)
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        for path in sorted(directory.iterdir()):
-            if path.name != ".git":
-                archive.add(path, path.name, filter=_plain)
+        archive.add(directory, ".", filter=_plain)
     return packed.getvalue()
 
 
-def _plain(found: tarfile.TarInfo) -> tarfile.TarInfo:
-    """As the sandbox's own."""
+def _plain(found: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """As the sandbox's own, and without repositories of git."""
+    if found.name.rpartition("/")[2] == ".git":
+        return None
     found.uid = found.gid = 0
     found.uname = found.gname = ""
     return found
