@@ -7,6 +7,9 @@ from pathlib import Path
 from aenv.models import NAME
 from aenv.project import CONFIG
 
+_ALIASES = {"swe-env": "swebench"}
+"""Other names by which one can be asked for."""
+
 
 def builtin_root() -> Path:
     """Where they are: in the installed package, or in the repository that it is worked on in."""
@@ -30,5 +33,5 @@ def needs_packages(root: Path) -> bool:
 
 def builtin(name: str) -> Path | None:
     """The directory of the one with that name; None when there is none."""
-    found = builtin_root() / name
+    found = builtin_root() / _ALIASES.get(name, name)
     return found if NAME.fullmatch(name) and (found / CONFIG).is_file() else None
