@@ -54,6 +54,7 @@ git config core.fsmonitor 'echo x'; git config diff.external /bin/true; git conf
 echo '*' > all; echo '*' > .git/info/exclude; mkdir -p .git/hooks ~/.config/git; echo '*' > ~/.config/git/ignore
 printf '[diff]\nexternal = /bin/true\n' > ~/.gitconfig; git update-index --assume-unchanged intervals.py
 chmod 000 tests; mkfifo pipe; ln -s / everything; mkdir nested && git -C nested init -q
+rm -rf /tmp /var/tmp; ln -s /nowhere /tmp
 true
 """
 

@@ -61,6 +61,8 @@ async def judge(testbed: Testbed, row: Row, patch: str) -> dict[str, Any]:
         verdict, log = {"resolved": False, "patch_successfully_applied": False}, "there is no patch"
     else:
         verdict, log = await _evaluate(testbed, row, patch)
+        if verdict.get("patch_exists") and not verdict["patch_successfully_applied"]:
+            await _check(testbed, row)
     control: Control = "not needed"
     if verdict["resolved"]:
         control = await _control(testbed, row, patch)
@@ -75,6 +77,13 @@ async def judge(testbed: Testbed, row: Row, patch: str) -> dict[str, Any]:
         "log": log[-SHOWN:],
         "seconds": round(time.monotonic() - began, 3),
     }
+
+
+async def _check(testbed: Testbed, row: Row) -> None:
+    """Where nothing that a patch printed can be read as a log of tests, that is the patch's fault if the gold's can."""
+    verdict, log = await _evaluate(testbed, row, row.gold)
+    if not verdict["resolved"]:
+        raise AEnvError(f"{row.id} cannot be judged here, since its own patch does not resolve it: {log[-SHOWN:]}")
 
 
 async def _control(testbed: Testbed, row: Row, patch: str) -> Control:

@@ -7,6 +7,7 @@ The agent's directory is compared with a fresh checkout by a fresh repository, s
 from __future__ import annotations
 
 import fnmatch
+import secrets
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -15,19 +16,26 @@ from swe.testbed import ROOT, Testbed
 
 MOST = 16 * 1024 * 1024
 """Bytes of a patch."""
+MOST_WORK = 200 * 1024 * 1024
+"""Bytes of all files of the agent's."""
 _FOLDERS = frozenset({"test", "tests", "testing", "e2e"})
 _FILES = ("test_*", "*_test.py", "*_tests.py", "tests.py")
 _STEERING = ("conftest.py", "pytest.ini", ".pytest.ini", "sitecustomize.py", "usercustomize.py", "*.pth")
 """What a run of tests begins with, before a line of the repository runs."""
-_ASIDE = "agents-work"
-_MOVE = f"rm -rf /{_ASIDE}; if [ -d {ROOT} ] && [ ! -L {ROOT} ]; then mv {ROOT} /{_ASIDE}; else mkdir /{_ASIDE}; fi"
+_ASIDE = "/tmp/agents-work"  # noqa: S108
+_PACK = f"""
+for place in /tmp {ROOT}; do
+    if [ -L "$place" ] || [ ! -d "$place" ]; then rm -f "$place"; mkdir "$place" || exit 1; fi
+done
+chmod u+rwx /tmp 2> /dev/null
+chmod -R u+rwX {ROOT} && find {ROOT} -name .git -prune -exec rm -rf {{}} + && tar -cf "$1" -C {ROOT} . && wc -c < "$1"
+"""
 _COMPARE = f"""
-chmod -R u+rwX /{_ASIDE} && find /{_ASIDE} -name .git -prune -exec rm -rf {{}} + &&
-cd /{_ASIDE} && export GIT_DIR={ROOT}/.git GIT_WORK_TREE=/{_ASIDE} &&
+cd {_ASIDE} && export GIT_DIR={ROOT}/.git GIT_WORK_TREE={_ASIDE} &&
 git add -A . && git diff --cached --no-renames --name-only -z HEAD
 """
 _EXPORT = f"""
-export GIT_DIR={ROOT}/.git GIT_WORK_TREE=/{_ASIDE} && cd /{_ASIDE} &&
+export GIT_DIR={ROOT}/.git GIT_WORK_TREE={_ASIDE} && cd {_ASIDE} &&
 if [ $# -gt 0 ]; then git --literal-pathspecs reset -q HEAD -- "$@"; fi &&
 git diff --cached --no-renames --no-color --no-ext-diff --no-textconv --binary HEAD > /tmp/patch.diff &&
 wc -c < /tmp/patch.diff
@@ -47,8 +55,12 @@ class Prediction(NamedTuple):
 async def take(testbed: Testbed, row: Row) -> Prediction:
     """The agent's work. It ends all that the agent left running, and leaves nothing of it in the sandbox."""
     await testbed.end_all()
-    await testbed.sh(_MOVE)
-    await testbed.fresh(row, keep=_ASIDE)
+    packed = f"/tmp/work-{secrets.token_hex(8)}.tar"  # noqa: S108
+    if int(await testbed.sh(_PACK, packed)) > MOST_WORK:
+        return Prediction("", [], [ROOT])
+    work = await testbed.second.read(packed)
+    await testbed.fresh(row)
+    await testbed.put(work, _ASIDE)
     changed = [name for name in (await testbed.sh(_COMPARE)).split("\0") if name]
     left_out = [name for name in changed if is_test(name) and name not in _golden(row)]
     size = int(await testbed.sh(_EXPORT, *left_out))

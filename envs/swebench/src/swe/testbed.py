@@ -1,7 +1,8 @@
 """The second sandbox: the repository at ``/testbed``, from one episode to the next, and for the evaluation once more.
 
-Without an image, the sandbox has this machine's programs and an empty root. All of that root is removed and made anew
-before each episode and before each run of tests, so nothing of an agent's is left but what is brought back on purpose.
+Without an image, the sandbox has this machine's programs and an empty root. In an image, its user is not root, and may
+write a few places. Whatever an agent could write is removed before each episode and before each run of tests, so
+nothing of it is left but what is brought back on purpose.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from aenv.runtime.second import Second
 from swe.rows import PACKAGES, Row
 
 ROOT = "/testbed"
+HOME = "/tmp/home"  # noqa: S108
 TOOLS = "/opt/testbed"
 """Where the packages are that tests run by, and the command ``python``."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -27,11 +29,10 @@ _SHOWN = 2000
 _KEPT = "usr|bin|sbin|lib|lib32|lib64|libx32|etc|proc|dev|sys|shared"
 """Mounts of the root that is this machine's programs; nobody in it can change them."""
 _WIPE = f"""
-keep=${{1:-/}}
 kill -9 -1 2> /dev/null
 cd /
 for name in .[!.]* ..?* *; do
-    case "$name" in {_KEPT}|"$keep") continue ;; esac
+    case "$name" in {_KEPT}) continue ;; esac
     if [ -e "$name" ] || [ -L "$name" ]; then
         [ -L "$name" ] || chmod -R u+rwX -- "$name" 2> /dev/null
         rm -rf -- "$name" || exit 1
@@ -40,9 +41,16 @@ done
 find /shared /dev/shm -mindepth 1 -delete
 mkdir -p root tmp home opt run srv mnt var/log var/tmp && chmod 1777 tmp var/tmp
 """
+_EMPTY = 'kill -9 -1 2> /dev/null; for place in "$@"; do find "$place" -mindepth 1 -delete || exit 1; done'
 _PROBE = "test -w / && echo root; test -w /usr && echo usr; for name in git python3 bash tar; do command -v $name; done"
+_OWN = ("/tmp", "/var/tmp", "/shared", "/dev/shm")  # noqa: S108
+"""Places that everybody may write, whatever the image."""
+_WRITABLE = (
+    "find / -xdev -type %s -writable -not -path '/proc/*' -not -path '/sys/*' -not -path '/dev/*' 2> /dev/null; true"
+)
 _COMMIT = f"""
-cd {ROOT} && git init -q . && printf '%s\\n' __pycache__/ '*.py[co]' .pytest_cache/ '*.egg-info/' > .git/info/exclude &&
+cd {ROOT} && git init -q --template= . && mkdir -p .git/info &&
+printf '%s\\n' __pycache__/ '*.py[co]' .pytest_cache/ '*.egg-info/' > .git/info/exclude &&
 git add -A -f . && git commit -q -m base && git gc -q && rm -rf .git/hooks .git/logs
 """
 _PACK = f"tar -cf /tmp/testbed.tar -C {ROOT} ."
@@ -63,9 +71,9 @@ class Testbed:
     def __init__(self, second: Second) -> None:
         self.second = second
         self.variables: dict[str, str] = {}
-        self.activate = ""
-        """What stands before each command of the agent's."""
         self._found: list[str] = []
+        self._places: list[str] = []
+        """In an image, all that its user may write; found before there is an agent."""
         self._packed: dict[Path, bytes] = {}
         """Checkouts with a repository of git in each, whose history is one commit."""
 
@@ -74,33 +82,34 @@ class Testbed:
         await self._check()
         await self.fresh(row)
 
-    async def fresh(self, row: Row, keep: str = "") -> None:
-        """The same, but for the directory ``keep`` of the root."""
-        await self._sh(_WIPE, keep)
+    async def fresh(self, row: Row) -> None:
+        """The same again."""
+        await (self._sh(_EMPTY, *self._places) if self._places else self._sh(_WIPE))
         self.variables = {
             "PATH": f"{TOOLS}/bin:{PATH}",
             "PYTHONPATH": f"{TOOLS}/lib",
-            "HOME": "/root",
+            "HOME": HOME,
             "LANG": "C.UTF-8",
             "GIT_CONFIG_NOSYSTEM": "1",
         }
-        await self._put(_tools(), f"{TOOLS}/lib")
+        await self._sh('mkdir -p "$1"', HOME)
+        await self.put(_tools(), f"{TOOLS}/lib")
         await self._sh(_PYTHON)
         packed = self._packed.get(row.checkout)
         if packed is None:
-            await self._put(_tar(row.checkout), ROOT)
+            await self.put(_tar(row.checkout), ROOT)
             await self._sh(_COMMIT, **_COMMITTER)
             await self._sh(_PACK)
             self._packed = {row.checkout: await self.second.read("/tmp/testbed.tar")}  # noqa: S108
             await self._sh("rm /tmp/testbed.tar")
         else:
-            await self._put(packed, ROOT)
+            await self.put(packed, ROOT)
 
     async def run(
         self, command: str | list[str], timeout: float, on_output: Callable[[str, bytes], None] | None = None
     ) -> ExecResult:
         """A command in the repository."""
-        line = ["bash", "-c", self.activate + command] if isinstance(command, str) else command
+        line = ["bash", "-c", command] if isinstance(command, str) else command
         return await self.second.exec(line, cwd=ROOT, env=self.variables, timeout=timeout, on_output=on_output)
 
     async def sh(self, script: str, *arguments: str) -> str:
@@ -112,26 +121,42 @@ class Testbed:
         await self._sh("kill -9 -1 2> /dev/null; true")
 
     async def _check(self) -> None:
-        if not self._found:
-            self._found = (await self.second.exec(_PROBE, env={"PATH": PATH})).stdout.split()
-        if "usr" in self._found or "root" not in self._found:
+        if self._found:
+            return
+        found = (await self.second.exec(_PROBE, env={"PATH": PATH})).stdout.split()
+        if "usr" in found:
             raise Invalid(
-                "the second container is an image, and this task is a checkout",
-                hint="leave out the datasource, or list tasks in their images: tasks(images=True)",
+                "the user of the second container may change its programs, and so the tests that judge its work",
+                hint=f"name an image with another user, to whom {ROOT} and {TOOLS} belong, or leave out the datasource",
             )
-        programs = {path.rpartition("/")[2] for path in self._found}
+        if "root" not in found:
+            self._places = await self._writable()
+        programs = {path.rpartition("/")[2] for path in found}
         if lacking := {"git", "python3", "bash", "tar"} - programs:
-            raise Unsupported(
-                f"this machine has no {', '.join(sorted(lacking))} in {PATH}, which tasks are worked on with"
-            )
+            names = ", ".join(sorted(lacking))
+            raise Unsupported(f"the second sandbox has no {names} in {PATH}, which tasks are worked on with")
+        self._found = found
 
-    async def _put(self, packed: bytes, place: str) -> None:
+    async def _writable(self) -> list[str]:
+        """The topmost directories that its user may write. All that is in them can be removed, and must be all that
+        the user may write."""
+        places = {*(await self._sh(_WRITABLE % "d")).splitlines(), *_OWN}
+        roots = sorted(place for place in places if not any(place.startswith(f"{other}/") for other in places))
+        if lacking := {ROOT, TOOLS} - set(roots):
+            raise Invalid(f"the user of the second container cannot write {', '.join(sorted(lacking))}")
+        files = (await self._sh(_WRITABLE % "f")).splitlines()
+        if loose := [file for file in files if not any(file.startswith(f"{root}/") for root in roots)]:
+            raise Invalid(f"the user of the second container may write {loose[0]}, which cannot be made anew")
+        return roots
+
+    async def put(self, packed: bytes, place: str) -> None:
+        """The files of an archive, below a directory."""
         await self.second.write("/tmp/put.tar", packed)  # noqa: S108
         await self._sh(_UNPACK, "/tmp/put.tar", place)  # noqa: S108
 
     async def _sh(self, script: str, *arguments: str, **variables: str) -> str:
         line = ["/bin/sh", "-c", script, "sh", *arguments]
-        env = {"PATH": PATH, "HOME": "/root", "LC_ALL": "C.UTF-8", "GIT_CONFIG_NOSYSTEM": "1", **variables}
+        env = {"PATH": PATH, "HOME": HOME, "LC_ALL": "C.UTF-8", "GIT_CONFIG_NOSYSTEM": "1", **variables}
         done = await self.second.exec(line, env=env, timeout=_TIME)
         if done.returncode:
             raise AEnvError(f"the second sandbox cannot be made ready: {done.stderr[-_SHOWN:].strip()}")
