@@ -71,6 +71,9 @@ class Reuse:
     async def close(self) -> None:
         """End what is idle, and from now on whatever is given back: nobody will ask for it."""
         self._closed = True
+        await self._end_idle()
+
+    async def _end_idle(self) -> None:
         idle, self._idle = self._idle, []
         await asyncio.gather(*map(self._end, idle))
 
@@ -94,13 +97,13 @@ class Reuse:
     async def _made(self, spec: SandboxSpec) -> _Kept:
         while self._idle and self._live >= self._room:
             await self._end(self._idle.pop(0))  # of another kind, or it would have been taken
-        while True:
-            try:
-                return await self._new(spec)
-            except (RateLimited, StartFailed):  # there may be no room as long as idle ones have it
-                if not self._idle:
-                    raise
-                await self._end(self._idle.pop(0))
+        try:
+            return await self._new(spec)
+        except (RateLimited, StartFailed):
+            if not self._idle:
+                raise
+        await self._end_idle()  # there may be no room as long as they have it
+        return await self._new(spec)
 
     async def _new(self, spec: SandboxSpec) -> _Kept:
         self._live += 1
