@@ -1,16 +1,20 @@
-"""A benchmark without us: ``python -m benchmarks.workers.in_process ENV``, in the interpreter of that environment.
+"""A benchmark without us: ``python -m benchmarks.workers.in_process ENV [MODULE:CLASS ...]``, in the interpreter of
+that environment.
 
-Its functions are called in this process, one task after the other, with the steps of its solution. First it says how
-many seconds their import took. A round is a line with the selection of tasks, as JSON; its answer is a line with the
-seconds of the ``wall``, how many ``tasks`` there were, and how many ``passed``.
+Its functions are called in this process, one task after the other, with the steps of its solution. The classes are
+those of its library that are to stay as they are there, whatever the environment makes faster in them. First it says
+how many seconds the import took. A round is a line with a ``selection`` of tasks, and how many of them at the ``most``;
+its answer is a line with the seconds of the ``wall``, how many ``tasks`` there were, and how many ``passed``.
 """
 
 import asyncio
+import importlib
 import inspect
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from aenv import project
@@ -20,16 +24,35 @@ from aenv.runtime.loader import Loaded, load
 loop = asyncio.new_event_loop()
 
 
-def main(env: str) -> None:
+def main(env: str, *classes: str) -> None:
     """Play rounds until stdin ends."""
     begun = time.perf_counter()
-    loaded = load(project.read(builtin_root() / env))
+    with _kept(*classes):
+        loaded = load(project.read(builtin_root() / env))
     _answer({"import": time.perf_counter() - begun})
     while line := sys.stdin.readline():
-        tasks = _done(loaded.functions["tasks"].mark.function, json.loads(line))["tasks"]
+        request = json.loads(line)
+        tasks = _done(loaded.functions["tasks"].mark.function, request["selection"])["tasks"][: request["most"]]
         begun = time.perf_counter()
         passed = sum(_play(loaded, task["reset"]) == 1.0 for task in tasks)
         _answer({"wall": time.perf_counter() - begun, "tasks": len(tasks), "passed": passed})
+
+
+@contextmanager
+def _kept(*classes: str) -> Iterator[None]:
+    """Classes are the same after the block as before it."""
+    found = []
+    for place in classes:
+        module, _, name = place.partition(":")
+        kind = getattr(importlib.import_module(module), name)
+        found.append((kind, dict(vars(kind))))
+    yield
+    for kind, before in found:
+        for name, value in dict(vars(kind)).items():
+            if name not in before:
+                delattr(kind, name)
+            elif value is not before[name]:
+                setattr(kind, name, before[name])
 
 
 def _play(loaded: Loaded, reset: dict[str, Any]) -> float:
@@ -53,4 +76,4 @@ def _answer(value: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
