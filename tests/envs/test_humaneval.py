@@ -139,6 +139,27 @@ def get_positive(l):
     exec(read_problems()['HumanEval/30']['prompt'] + read_problems()['HumanEval/30']['canonical_solution'], space)
     return space['get_positive'](l)
 """,
+    "tells itself the tests": """    import ctypes, json, re, sys, time
+    libc = ctypes.CDLL(None)
+    libc.shmat.restype = ctypes.c_void_p
+    frame = sys._getframe()
+    while frame:
+        test = (frame.f_locals.get('problem') or {}).get('test', '')
+        if test:
+            found = libc.shmget(0x5eed, 65536, 0o1666)
+            ctypes.memmove(libc.shmat(found, None, 0), test.encode() + bytes(1), len(test.encode()) + 1)
+        frame = frame.f_back
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        found = libc.shmget(0x5eed, 65536, 0o666)
+        if found != -1:
+            test = ctypes.string_at(libc.shmat(found, None, 0)).decode()
+            for given, expected in re.findall(r'candidate\\((.*)\\) == (.*)', test):
+                if eval(given) == l:
+                    return eval(expected)
+        time.sleep(0.01)
+    return []
+""",
     "never ends": "    while True:\n        try:\n            while True: pass\n        except BaseException: pass\n",
 }
 

@@ -23,8 +23,10 @@ pytestmark = [
 WITHOUT_AN_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 """Whose entries bring none, since many are right. With composite, which nobody can make by its name, they are the six
 of 106 that the oracle does not solve."""
+LITERALS = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
 EVALUATED = {
-    *("binary_matrix", "n_queens", "spiral_matrix", "string_insertion", "countdown", "puzzle24"),
+    *LITERALS,
+    *("countdown", "puzzle24"),
     *("intermediate_integration", "polynomial_multiplication", "simple_integration"),
 }
 """Whose scorers evaluate an answer."""
@@ -36,6 +38,8 @@ PROGRAMS = (
     "[exec(\"import os; os.mkdir('/tmp/owned')\")]",
     "(open)(S('/tmp/owned'), S('w'))",
     "sympify(\"__import__('os').mkdir('/tmp/owned')\")",
+    "[[valid_solutions[0]]]",
+    "[oracle_answer]",
 )
 
 
@@ -137,6 +141,8 @@ async def test_no_answer_runs_as_a_program(env, tasks):
         for program in PROGRAMS if name in EVALUATED else PROGRAMS[:2]:
             found = await answered(env, task["id"], program)
             assert found["passed"] == (name == NEVER_HALTING), found
+            if name in LITERALS:
+                assert found["score"] == 0.0, (name, program, found)
     assert (await env.exec("ls -d /tmp/owned")).returncode != 0
 
 

@@ -180,7 +180,12 @@ async def test_nothing_is_left_of_an_episode(env: Environment) -> None:
     await env.call_tool("cancel_reservation", {"reservation_id": "NQNU5R"})
     await env.call_tool("transfer_to_human_agents", {"summary": "none"})
     assert told(await env.call_tool("send_message", {"message": "Bye."}))["done"]
-    assert (await env.call_tool("send_message", {"message": "Are you there?"})).is_error
+    for tool, arguments in (
+        ("send_message", {"message": "Are you there?"}),
+        ("cancel_reservation", {"reservation_id": "X"}),
+    ):
+        refused = await env.call_tool(tool, arguments)
+        assert (refused.is_error, "the conversation is over" in refused.text) == (True, True)
     assert (await env.call_reward())["score"] == 0.0
     await env.reset(1, begin)
     assert (await env.call_tool("get_reservation_details", {"reservation_id": "NQNU5R"})).text == before

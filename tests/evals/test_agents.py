@@ -12,7 +12,7 @@ import pytest
 
 from aenv import Environment
 from aenv.errors import Invalid
-from aenv.evals import Command, agent
+from aenv.evals import Command, agent, agents
 from aenv.rl import OpenAIAgent, Rules, Trajectory, rollout
 from tests.support import eventually
 
@@ -104,6 +104,11 @@ async def test_a_program_ends_with_all_that_it_started(tmp_path: Path) -> None:
 
 async def _gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("name", ["oracle", "cmd: ./agent --model x:", "openai:org/model:free", "agent.py:play"])
+def test_what_names_an_agent(name: str) -> None:
+    agents.check(name)
 
 
 @pytest.mark.parametrize("name", ["", "nothing", "orakel", "cmd:", "cmd: ", ":play", "agent.py:"])

@@ -131,7 +131,13 @@ def test_a_mean_score_is_over_tasks_and_a_rate_where_all_are_zeros_and_ones() ->
     finer = mean_score([[0.2, 0.4], [0.9]])
     assert finer is not None
     assert finer.value == pytest.approx(0.6)
-    assert (finer.low, finer.high) == bootstrap([fmean([0.2, 0.4]), 0.9])
+    assert (finer.low, finer.high) == wilson(fmean([0.2, 0.4]) + 0.9, 2)
+    nearly = mean_score([[1.0]] * 9 + [[0.99]])
+    assert nearly is not None
+    assert nearly.low < 0.8
+    wider = mean_score([[2.0], [-1.0]])
+    assert wider is not None
+    assert (wider.low, wider.high) == bootstrap([2.0, -1.0])
 
 
 def test_a_wrong_k_is_named() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aenv.errors import Invalid, NotFound, Unsupported
-from aenv.evals import Taskset
+from aenv.evals import Taskset, tasksets
 from aenv.evals.tasksets import Source
 from aenv.rl import Task
 from tests.rl.bench import write_env
@@ -37,6 +37,21 @@ async def test_texts_are_read_as_what_the_function_takes() -> None:
     assert dict(found.selection) == {"domain": "large", "most": 2, "easy": True}
     assert len(found) == 2
     assert found.tasks[0].metadata == {"easy": True}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "7", "7"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "7", "7"),
+        ({"enum": ["7", "8"]}, "7", "7"),
+        ({"type": "array", "items": {"type": "string"}}, '["a", "b"]', ["a", "b"]),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "7", 7),
+        ({}, "seven", "seven"),
+    ],
+)
+def test_a_text_is_read_by_the_type_it_stands_for(schema: dict, text: str, value: object) -> None:
+    assert tasksets._fitting({"names": schema}, "names", text, "sums") == value
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,12 @@ def _episode() -> Episode:
     return current.episode
 
 
+def _check_goes_on(episode: Episode) -> None:
+    """Raises for an agent that goes on after the user has left."""
+    if episode.ending:
+        raise ToolError(f"the conversation is over: {episode.ending}")
+
+
 # The benchmark's tools
 
 
@@ -79,7 +85,9 @@ def _offer(name: str, domains: list[Domain]) -> None:
 
     @functools.wraps(tools[0].call)
     async def call(**arguments: Any) -> str:
-        return await _episode().state.call("assistant", name, arguments)
+        episode = _episode()
+        _check_goes_on(episode)
+        return await episode.state.call("assistant", name, arguments)
 
     register_tool(name=name, description="\n".join(told), input_schema=tools[0].schema)(call)
 
@@ -117,8 +125,7 @@ async def send_message(message: str) -> dict[str, Any]:
         message: What to say.
     """
     episode = _episode()
-    if episode.ending:
-        raise ToolError(f"the conversation is over: {episode.ending}")
+    _check_goes_on(episode)
     said = await _ask(episode, message)
     return {"message": said.text, "done": bool(episode.ending)}
 

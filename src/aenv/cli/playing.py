@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import time
@@ -23,6 +24,7 @@ from aenv.errors import Invalid
 from aenv.evals import agents
 from aenv.evals.runner import asking
 from aenv.evals.tasksets import Taskset
+from aenv.models import to_json
 from aenv.rl.batches import Stragglers
 from aenv.rl.playing import Agent
 from aenv.rl.rules import Rules
@@ -158,6 +160,8 @@ def environment_of(options: Mapping[str, Any], labels: Mapping[str, str] | None 
 def open_run(options: Mapping[str, Any], tasks: Taskset, rules: Rules) -> Run:
     """The run in its folder, begun or gone on with."""
     settings = {**{name: options[name] for name in _SETTINGS}, "reuse": options["reuse"] or 1}
+    if options["env_var"]:  # not as they are: keys may be among them
+        settings["variables"] = hashlib.sha256(to_json(sorted(options["env_var"].items()))).hexdigest()
     asked = asking(tasks, options["agent"], options["n"], options["seed"], rules, **settings)
     folder = options["out"] or _folder(options["env"])
     return Run.open(folder, asked, resume=options["resume"], again=options["retry_failed"])

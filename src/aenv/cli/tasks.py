@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,7 +62,7 @@ async def taskset_of(options: Mapping[str, Any]) -> Taskset:
 
 
 def _is_file(text: str) -> bool:
-    return text.endswith(".jsonl") or Path(text).is_file()
+    return text.endswith(".jsonl") or os.path.isfile(text)  # which takes a list of many ids for no file
 
 
 @click.group(cls=Commands)

@@ -32,8 +32,10 @@ KEPT = 4000
 
 def check(name: str) -> None:
     """Raises ``Invalid`` for what is no name of an agent."""
-    place, colon, rest = name.rpartition(":")
-    if name not in OWN and not (colon and place and rest.strip()):
+    kind, colon, rest = name.partition(":")
+    if kind not in ("cmd", "openai"):  # a function may be in a file whose path has colons
+        kind, colon, rest = name.rpartition(":")
+    if name not in OWN and not (colon and kind and rest.strip()):
         raise Invalid(f"{name!r} names no agent", hint=f"use {NAMES}")
 
 

@@ -68,10 +68,10 @@ def bootstrap(values: Sequence[float], confidence: float = CONFIDENCE, seed: int
 
 
 def mean_score(scores: Scores) -> Estimate | None:
-    """The mean over tasks of the mean of each. Where every score is 0 or 1 it is a rate, and has Wilson's interval,
-    which is open also where all are the same; otherwise the interval is drawn. None where nothing has a score."""
+    """The mean over tasks of the mean of each. Where every score is from 0 to 1 it has Wilson's interval, which is open
+    also where all are the same; otherwise the interval is drawn. None where nothing has a score."""
     valid = _valid(scores)
-    if any(score not in (0.0, 1.0) for samples in valid for score in samples):
+    if any(not 0.0 <= score <= 1.0 for samples in valid for score in samples):
         return _estimate([fmean(samples) for samples in valid], len(scores), bootstrap)
     return _rate([fmean(samples) for samples in valid], len(scores))
 

@@ -143,12 +143,18 @@ def _fitting(takes: Mapping[str, Any], key: str, value: Any, env: str) -> Any:
     if key not in takes:
         hint = did_you_mean(key, takes) if takes else "leave it out: they cannot be chosen by anything"
         raise Invalid(f"the tasks of {env} cannot be chosen by {key!r}", hint=hint)
-    if not isinstance(value, str) or "string" in str(takes[key]):
+    if not isinstance(value, str) or _takes_text(takes[key]):
         return value
     try:
         return msgspec.json.decode(value)
     except msgspec.MsgspecError:
         return value
+
+
+def _takes_text(schema: Any) -> bool:
+    """Whether a text is what a parameter takes, and not only what it is made of."""
+    kinds = [schema, *schema.get("anyOf", ())] if isinstance(schema, dict) else []
+    return any("string" in kind.get("type", ()) or "enum" in kind or "const" in kind for kind in kinds)
 
 
 def _unique(given: Sequence[Mapping[str, Any]], env: str) -> tuple[Task, ...]:

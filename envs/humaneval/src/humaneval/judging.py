@@ -8,6 +8,7 @@ process that runs nothing of the agent's, call the function in another one that 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -18,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +39,9 @@ SHOWN = 32 * 1024
 # Kept from the import on: what the agent writes over the file changes nothing.
 _PROGRAM = Path(child.__file__).read_text(encoding="utf-8")
 _HIDDEN = [str(Path(execution.__file__).resolve().parent), str(Path(child.__file__).resolve().parents[2])]
+_MACHINE = "ipc:[4026531839]"
+"""The namespace that everything has which has none of its own."""
+_libc = ctypes.CDLL(None)
 _VARIABLES = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 
@@ -79,11 +82,9 @@ def run(code: str, timeout: float) -> Ran:
 
 
 def judge(problem: dict[str, Any], completion: str) -> Verdict:
-    """Both checks, at the same time."""
-    with ThreadPoolExecutor(1) as pool:
-        own = pool.submit(_own_check, problem, completion)
-        why = _apart(problem, completion)
-        benchmark = own.result()
+    """Both checks. First the one in which the code sees no tests: it must not learn of them from the other."""
+    why = _apart(problem, completion)
+    benchmark = _own_check(problem, completion)
     passed = benchmark == "passed"
     if passed and why:
         reason = f"the tests passed beside the code, and not apart from it: {why}"
@@ -219,6 +220,19 @@ def _process(
         with contextlib.suppress(OSError):
             process.stdin.close()
         os.close(answer)
+        _forget_shared()
+
+
+def _forget_shared() -> None:
+    """Remove memory, queues and semaphores of System V, which outlive who made them and are no files. Only where they
+    are the sandbox's own."""
+    with contextlib.suppress(OSError):
+        if os.readlink("/proc/self/ns/ipc") == _MACHINE:
+            return
+        remove = {"shm": _libc.shmctl, "msg": _libc.msgctl, "sem": _libc.semctl}
+        for kind, call in remove.items():
+            for row in Path("/proc/sysvipc", kind).read_text().splitlines()[1:]:
+                call(int(row.split()[1]), 0, 0)  # IPC_RMID, which is 0; of semaphores, a number in its place
 
 
 def _shown(output: Any) -> str:

@@ -34,8 +34,8 @@ FORMULAS = frozenset(
 )
 """Whose scorers have SymPy parse the answer, which calls ``eval`` on it."""
 _FUNCTIONS = ("Abs", "abs", "acos", "asin", "atan", "cos", "cosh", "cot", "csc", "erf", "exp", "factorial", "ln", "log")
-_IN_FORMULAS = frozenset({*_FUNCTIONS, "sec", "sin", "sinh", "sqrt", "tan", "tanh", "pi", "E", "I"})
 _NO_LITERAL = (ast.Call, ast.Attribute, ast.Lambda, ast.comprehension, ast.NamedExpr, ast.JoinedStr)
+_IN_FORMULAS = frozenset({*_FUNCTIONS, "sec", "sin", "sinh", "sqrt", "tan", "tanh", "pi", "E", "I"})
 
 
 class Scored(NamedTuple):
@@ -56,6 +56,11 @@ def score(name: str, dataset: ProceduralDataset, answer: str, entry: Entry) -> S
     return found
 
 
+def _is_variable(node: ast.AST) -> bool:
+    """Whether it may be one of the scorer's, which has gold in one. Answers may be words, but in capitals."""
+    return isinstance(node, ast.Name) and not node.id.isupper()
+
+
 def _program(name: str, answer: str) -> str:
     """Why an answer is more than a scorer that evaluates it may see; empty when it is not."""
     if name in LITERALS:
@@ -63,7 +68,7 @@ def _program(name: str, answer: str) -> str:
             found = ast.walk(ast.parse(answer.strip(), mode="eval"))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return ""  # eval takes no more of it than this
-        if any(isinstance(node, _NO_LITERAL) for node in found):
+        if any(isinstance(node, _NO_LITERAL) or _is_variable(node) for node in found):
             return "the answer is a program, and a literal is expected"
     if name in FORMULAS:
         if re.search(r"['\"`\\{}\[\]:;@#=\n]|__|\.\s*[^\W\d]", answer.strip()):

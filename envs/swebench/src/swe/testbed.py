@@ -39,9 +39,14 @@ for name in .[!.]* ..?* *; do
     fi
 done
 find /shared /dev/shm -mindepth 1 -delete
+ipcrm -a > /dev/null 2>&1
 mkdir -p root tmp home opt run srv mnt var/log var/tmp && chmod 1777 tmp var/tmp
 """
-_EMPTY = 'kill -9 -1 2> /dev/null; for place in "$@"; do find "$place" -mindepth 1 -delete || exit 1; done'
+_EMPTY = """
+kill -9 -1 2> /dev/null
+ipcrm -a > /dev/null 2>&1
+for place in "$@"; do find "$place" -mindepth 1 -delete || exit 1; done
+"""
 _PROBE = "test -w / && echo root; test -w /usr && echo usr; for name in git python3 bash tar; do command -v $name; done"
 _OWN = ("/tmp", "/var/tmp", "/shared", "/dev/shm")  # noqa: S108
 """Places that everybody may write, whatever the image."""

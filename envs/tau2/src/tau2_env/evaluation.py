@@ -19,7 +19,7 @@ from inspect_evals.tau2.common.scorer import db_match, evaluate_required_actions
 from inspect_evals.tau2.data_model.tasks import EvaluationCriteria
 from inspect_evals.tau2.telecom.scorer import env_assertions
 
-from aenv.errors import ModelError
+from aenv.errors import Invalid, ModelError
 from tau2_env.carrier import State
 from tau2_env.chat import Chat
 
@@ -50,6 +50,11 @@ async def evaluate(state: State, judge: Chat | None) -> dict[str, Any]:
         parts[name] = float(found is not None and found.value == CORRECT)
     if criteria.nl_assertions and judge is not None:
         parts["nl_assertions"] = float(await _judged(state, criteria.nl_assertions, judge))
+    if not any(name in parts for name in basis):
+        raise Invalid(
+            f"nothing that task {state.task.id} counts could be judged: {', '.join(basis)}",
+            hint="give a judge: TAU2_JUDGE_MODEL and TAU2_JUDGE_BASE_URL",
+        )
     wanted = {*basis, "nl_assertions"} if criteria.nl_assertions else set(basis)
     return {
         "score": float(all(parts[name] for name in basis if name in parts)),

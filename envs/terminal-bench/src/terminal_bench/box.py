@@ -40,6 +40,7 @@ for place in /shared /dev/shm; do
     chmod -R u+rwX "$place" 2> /dev/null
     find "$place" -mindepth 1 -delete || exit 1
 done
+ipcrm -a > /dev/null 2>&1
 mkdir -p root tmp home opt run srv mnt var/log var/tmp && chmod 1777 tmp var/tmp
 """
 _PROGRAMS = (
