@@ -28,7 +28,7 @@ from aenv.engines.specs import complete
 from aenv.errors import AEnvError, Invalid, NotFound, did_you_mean
 from aenv.models import EnvRef, Sandbox, SandboxSpec, Second
 from aenv.project import Project
-from aenv.project.builtin import builtin, builtin_names
+from aenv.project.builtin import ALIASES, builtin, builtin_names
 from aenv.project.images import is_path, second_of
 from aenv.project.stamp import stamp
 from aenv.project.versions import admits, newest
@@ -108,7 +108,8 @@ def resolve(spec: SandboxSpec) -> SandboxSpec:
     here = _here()
     if here is not None and here.name == ref.name and admits(ref, here.version):
         return complete(_with_data(spec, here), here, stamp=stamp(here.root))
-    if found := _fetched(ref) or _built_in(ref) or _script(ref.name):
+    other = EnvRef(ALIASES.get(ref.name, ref.name), ref.version)
+    if found := _fetched(ref) or _built_in(ref) or _script(ref.name) or _built_in(other):
         return complete(_with_data(spec, found), found)
     known = {*builtin_names(), *_names(config.home() / "envs"), *([here.name] if here else [])}
     versions = f"; this directory holds {here.name}@{here.version}" if here and here.name == ref.name else ""

@@ -7,8 +7,8 @@ from pathlib import Path
 from aenv.models import NAME
 from aenv.project import CONFIG
 
-_ALIASES = {"swe-env": "swebench"}
-"""Other names by which one can be asked for."""
+ALIASES = {"swe-env": "swebench"}
+"""Other names by which one can be asked for, where nothing else bears them."""
 
 
 def builtin_root() -> Path:
@@ -33,5 +33,5 @@ def needs_packages(root: Path) -> bool:
 
 def builtin(name: str) -> Path | None:
     """The directory of the one with that name; None when there is none."""
-    found = builtin_root() / _ALIASES.get(name, name)
+    found = builtin_root() / name
     return found if NAME.fullmatch(name) and (found / CONFIG).is_file() else None
