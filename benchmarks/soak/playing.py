@@ -13,7 +13,7 @@ SEED = 7
 """Of the run, which the seeds of all episodes follow from."""
 FILE = "start.txt"
 MODULUS = 1_000_003
-LONGEST_REST = 0.1
+LONGEST_REST = 0.6
 """Seconds."""
 
 

@@ -33,7 +33,7 @@ AGENT = f"{playing.__name__}:play"
 EPISODES = 5000
 GROUP = 4
 """Episodes of a task."""
-CONCURRENCY = 32
+CONCURRENCY = 16
 REUSE = 8
 """Episodes that an instance plays at most."""
 OF_PLATFORM = frozenset(
