@@ -97,12 +97,17 @@ def missing() -> str:
 
 
 def is_ready(port: int, certificate: Path) -> bool:
-    """Whether an API server says that it is."""
+    """Whether an API server says that it is, and has the namespace that it makes itself, which it does after that."""
     context = ssl.create_default_context(cafile=str(certificate))
     with contextlib.closing(http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)) as connection:
+
+        def asked(path: str) -> tuple[int, bytes]:
+            connection.request("GET", path, headers={"Authorization": f"Bearer {components.TOKEN}"})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
         try:
-            connection.request("GET", "/readyz", headers={"Authorization": f"Bearer {components.TOKEN}"})
-            return connection.getresponse().read() == b"ok"
+            return asked("/readyz") == (200, b"ok") and asked("/api/v1/namespaces/default")[0] == 200
         except (OSError, http.client.HTTPException):
             return False
 

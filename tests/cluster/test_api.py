@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from tests.cluster import Cluster
+from aenv import http
+from aenv.engines.kubernetes.api import Cluster as Asked
+from tests.cluster import Cluster, api
 from tests.cluster.api import ApiServer
 
 MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kept"}, "data": {"a": "b"}}
+
+
+async def test_its_namespace_is_there_as_soon_as_it_is_up(tmp_path: Path) -> None:
+    if reason := api.missing():
+        pytest.skip(reason)
+    running = api.ApiServer(tmp_path)
+    asked = await Asked.find(str(running.kubeconfig))
+    try:
+        await asyncio.to_thread(running.start)
+        assert (await asked.ask("GET", "/api/v1/namespaces/default"))["status"]["phase"] == "Active"
+    finally:
+        running.end()
+        await http.close()
 
 
 def test_what_it_keeps_outlives_a_kill(api_server: ApiServer) -> None:

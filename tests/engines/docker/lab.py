@@ -166,7 +166,8 @@ async def own_daemon(
         address = ground.dockerd(*options)
         content = await Daemon(dockerd).fetch(f"/images/{base}/get", most=MOST_IMAGE, timeout=300.0)
         async with aclosing(Daemon(address).lines("POST", "/images/load", content=content)) as lines:
-            assert [line async for line in lines if "error" in line] == []
+            failed = [line async for line in lines if "error" in line]
+            assert not failed, failed
         harbour = Harbour(address, base)
         try:
             yield ground, harbour

@@ -61,40 +61,63 @@ async def down(cluster: clusters.Local, part: str, *, halted: bool = False) -> A
 # No room
 
 
-async def test_a_quota_is_waited_for(harbour: Harbour) -> None:
-    await harbour.kubectl("create", "quota", "few", "--hard=pods=1")
+async def admitted(harbour: Harbour) -> bool:
+    """Whether the quotas of the namespace leave room for a pod."""
     try:
-        async with harbour.engine() as engine:
-            names = ["one", "two", "three"]
+        await harbour.kubectl("run", "probe", "--image=x", "--dry-run=server")
+    except AssertionError as exc:
+        if "exceeded quota" not in str(exc):
+            raise
+        return False
+    return True
 
-            async def live(id: str) -> State:
-                found = await engine.create(id, probe())
-                if id != "one":
-                    await engine.delete(id)
-                return found.state
 
-            await live("one")
-            others = [asyncio.create_task(live(id)) for id in names[1:]]
-            waiting = [await reason(engine, id, "a quota of the namespace is used up") for id in names[1:]]
-            assert {found.state for found in waiting} == {State.PENDING}
-            assert "few" in waiting[0].reason
-            await engine.delete("one")
-            assert await asyncio.gather(*others) == [State.RUNNING] * 2
+@asynccontextmanager
+async def quota(harbour: Harbour, name: str, most: int) -> AsyncIterator[None]:
+    """A quota of pods. It is none before the cluster has counted for it, and does not know a pod that was made then."""
+
+    async def refused() -> bool:
+        return not await admitted(harbour)
+
+    await harbour.kubectl("create", "quota", name, "--hard=pods=0")
+    try:
+        await eventually("the quota to count", refused)
+        if most:
+            await harbour.kubectl(
+                "patch", "quota", name, "--patch", json.dumps({"spec": {"hard": {"pods": str(most)}}})
+            )
+            await eventually("the quota to leave room", lambda: admitted(harbour))
+        yield
     finally:
-        await harbour.kubectl("delete", "quota", "few")
+        await harbour.kubectl("delete", "quota", name)
+
+
+async def test_a_quota_is_waited_for(harbour: Harbour) -> None:
+    async with quota(harbour, "few", 1), harbour.engine() as engine:
+        names = ["one", "two", "three"]
+
+        async def live(id: str) -> State:
+            found = await engine.create(id, probe())
+            if id != "one":
+                await engine.delete(id)
+            return found.state
+
+        await live("one")
+        others = [asyncio.create_task(live(id)) for id in names[1:]]
+        waiting = [await reason(engine, id, "a quota of the namespace is used up") for id in names[1:]]
+        assert {found.state for found in waiting} == {State.PENDING}
+        assert "few" in waiting[0].reason
+        await engine.delete("one")
+        assert await asyncio.gather(*others) == [State.RUNNING] * 2
 
 
 async def test_one_that_waits_for_a_quota_can_be_deleted(harbour: Harbour) -> None:
-    await harbour.kubectl("create", "quota", "none", "--hard=pods=0")
-    try:
-        async with harbour.engine() as engine:
-            creating = asyncio.create_task(engine.create("one", probe()))
-            await reason(engine, "one", "quota")
-            await engine.delete("one")
-            with pytest.raises(StartFailed):
-                await creating
-    finally:
-        await harbour.kubectl("delete", "quota", "none")
+    async with quota(harbour, "none", 0), harbour.engine() as engine:
+        creating = asyncio.create_task(engine.create("one", probe()))
+        await reason(engine, "one", "quota")
+        await engine.delete("one")
+        with pytest.raises(StartFailed):
+            await creating
 
 
 async def test_a_node_without_room_says_what_it_lacks(harbour: Harbour) -> None:
