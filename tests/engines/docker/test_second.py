@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import Any
 
 import pytest
 
+from aenv import agent
 from aenv.engines import conformance, load_engine
+from aenv.engines.conformance import projects
 from aenv.engines.docker import doors, sweeping
 from aenv.engines.docker import engine as engines
 from aenv.engines.docker import second as module
 from aenv.engines.docker.engine import DockerEngine
-from aenv.errors import AEnvError, Invalid, SandboxLost, StartFailed, Unsupported
+from aenv.errors import AEnvError, Invalid, NotFound, SandboxLost, StartFailed, Unsupported
 from aenv.models import Second, State
 from tests.engines.docker.beside import dual, imported, inspected, kill, run, tar
 from tests.engines.docker.lab import Harbour, call, killed, of_image, over, probe, python
@@ -367,6 +370,41 @@ async def test_the_agent_is_brought_once_and_again_when_it_is_gone(harbour: Harb
         engine._host.seconds.agents.keepers._filled.add("aenv-agent-of-another")
         assert await engine._host.seconds.agents.is_gone("aenv-agent-of-another")
         assert not await engine._host.seconds.agents.is_gone(keeper)
+
+
+@pytest.mark.parametrize("state", [None, ""])
+async def test_what_is_taken_for_unused_before_a_container_runs_is_brought_again(
+    harbour: Harbour, image: str, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str | None
+) -> None:
+    # Of nobody else, since it is removed: an agent, and a project.
+    mine, project = tmp_path / "agent", tmp_path / "probe"
+    mine.write_bytes(compiled.read_bytes() + harbour.state.encode())
+    monkeypatch.setattr(agent, "binary", lambda architecture=None: mine)
+    shutil.copytree(projects.PROBE, project)
+    (project / "mark.txt").write_text(harbour.state)
+    gone: dict[str, str] = {}
+    async with harbour.engine(state=state) as engine:
+        daemon = (await engine._open()).daemon
+        ask = daemon.ask
+
+        async def late(method: str, path: str, **options: Any) -> Any:
+            if path.endswith("/start") and path not in gone:
+                found = await ask("GET", path.removesuffix("start") + "json")
+                gone[path] = found["Config"]["Labels"][module.USES]
+                await ask("DELETE", f"/containers/{gone[path]}", query={"force": "1", "v": "1"})
+            return await ask(method, path, **options)
+
+        monkeypatch.setattr(daemon, "ask", late)
+        made = await engine.create("one", probe(project, second=Second(image=image)))
+        assert len(gone) == 2
+        assert await call(made, "echo", text="main") == "main"
+        assert await run(made, "echo hello") == "hello\n"
+        await engine.delete("one")
+        assert await harbour.left(f"aenv.engine={engine._engine}") == []
+    for keeper in gone.values():
+        for path in (f"/containers/{keeper}", f"/images/{module.agent_image(keeper)}"):
+            with suppress(NotFound):
+                await harbour.daemon.ask("DELETE", path, query={"force": "1"})
 
 
 # What both print

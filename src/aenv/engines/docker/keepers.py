@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from aenv.cleanup import finish
+from aenv.engines.docker import containers
 from aenv.engines.docker.containers import KIND
 from aenv.engines.docker.daemon import Daemon
 from aenv.errors import AEnvError, Conflict, NotFound
@@ -53,6 +54,22 @@ class Keepers:
         except NotFound:
             return False
         return True
+
+    async def has_lost(self, container: str, name: str) -> bool:
+        """Whether a container has no longer what that one keeps, and so will never run.
+
+        Docker takes a volume for used from the start of a container on that has it from another one, not from its
+        making. So it goes with the other one until then.
+        """
+        with suppress(NotFound):
+            found = await self._daemon.inspect(container)
+            with suppress(NotFound):
+                return self._volume(await self._daemon.inspect(name)) != self._volume(found)
+            return True
+        return False
+
+    def _volume(self, inspected: dict[str, Any]) -> str:
+        return containers.mount_source(inspected, self._place)
 
     async def _fill(self, name: str, image: str, content: bytes) -> None:
         filling = FILLING + secrets.token_hex(8)

@@ -42,6 +42,8 @@ class Live(live.Live[Facts]):
         self.holds = AsyncExitStack()
         """What is let go when it is over."""
         self.died = asyncio.Event()
+        self.left_alone = False
+        """Whether the daemon was away when it ended, whoever tells of that."""
         self.ending: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
 
@@ -61,7 +63,7 @@ class Live(live.Live[Facts]):
         """Nothing is there of it any more, and another container takes its place."""
         self.begins(self.facts)
         self.url = self.door = self.made = ""
-        self.ran = False
+        self.ran = self.left_alone = False
         self.died = asyncio.Event()
 
     def has(self, container: str) -> bool:

@@ -127,6 +127,8 @@ class Beside:
         self.container, self.shares = name(engine, id), shares(engine, id)
         self.made = ""
         """The daemon's own name for it; empty while there is none."""
+        self.keeper = ""
+        """The container that keeps its agent; empty when it has none."""
         self.link = ""
         """The directory of the agent's socket, on the daemon's machine."""
         self.memory = 0
@@ -143,6 +145,7 @@ class Beside:
         self.memory = int((found.get("HostConfig") or {}).get("Memory") or 0)
         labels = (found.get("Config") or {}).get("Labels") or {}
         self.disk, self.agentless = int(labels.get(DISK) or 0), bool(labels.get(AGENTLESS))
+        self.keeper = str(labels.get(USES) or "")
         self.link = containers.mount_source(found, LINK)
 
 
@@ -214,6 +217,14 @@ class Seconds:
             raise
         except AEnvError as exc:
             raise StartFailed(f"{WHO}, of {beside.reference}, does not start: {exc.message}", hint=exc.hint) from exc
+
+    async def has_lost_agent(self, beside: Beside) -> bool:
+        """Whether somebody removed its agent before it ran, so that it must be made again."""
+        keepers = self.agents.keepers
+        if not beside.keeper or not await keepers.has_lost(beside.container, beside.keeper):
+            return False
+        keepers.forget(beside.keeper)
+        return True
 
     async def link(self, beside: Beside) -> str:
         """The directory that the main container looks for the agent in, on the daemon's machine."""

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -55,6 +55,19 @@ class Taken(Exception):
     """Another engine of this name makes that sandbox, or has made it."""
 
 
+class _Needs(NamedTuple):
+    """What the containers of a start are made of."""
+
+    spec: SandboxSpec
+    image: Image
+    task: Image
+    """That of the second container."""
+    network: str
+    keeper: str
+    """The container that keeps its project; empty when that is in the image."""
+    volumes: list[tuple[str, str]]
+
+
 class Starting:
     """One start."""
 
@@ -81,43 +94,45 @@ class Starting:
         sees = (image.id, keeper, network, spec.datasource)
         if sees in host.bare:
             spec = msgspec.structs.replace(spec, preload=False)
+        needs = _Needs(spec, image, task, network, keeper, volumes)
         try:
-            await self._try(spec, image, task, network, keeper, volumes)
+            await self._try(needs)
         except AEnvError:
             if not await self._is_unfit(spec):
                 raise
             host.bare.add(sees)
             await self._begin_again()
-            bare = msgspec.structs.replace(spec, preload=False)
-            await self._try(bare, image, task, network, keeper, volumes)
+            await self._try(needs._replace(spec=msgspec.structs.replace(spec, preload=False)))
 
-    async def _try(
-        self,
-        spec: SandboxSpec,
-        image: Image,
-        task: Image,
-        network: str,
-        keeper: str,
-        volumes: list[tuple[str, str]],
-    ) -> None:
+    async def _try(self, needs: _Needs) -> None:
         """From all that it needs to a sandbox that is healthy."""
         host, live = self._host, self._live
         live.stages.begin("create")
         door = "socket" if host.seen("/") else "tunnel"
-        live.facts = msgspec.structs.replace(live.facts, door=door, python=containers.python(image))
+        live.facts = msgspec.structs.replace(live.facts, door=door, python=containers.python(needs.image))
         try:
-            await self._create(spec, image, network, keeper, volumes)
+            await self._create(needs)
         except AEnvError:
-            if not keeper or await host.projects.keepers.is_there(keeper):
+            if not needs.keeper or await host.projects.keepers.is_there(needs.keeper):
                 raise
-            host.projects.keepers.forget(keeper)  # another engine took it for unused, at this moment
-            keeper = await host.projects.keeper(spec.project, spec.stamp, image)
-            await self._create(spec, image, network, keeper, volumes)
+            needs = await self._kept_again(needs)
+            await self._create(needs)
         if live.second is not None:
-            await finish(host.seconds.make(live.second, spec, task, network, near=bool(host.seen("/"))))
+            await self._make_second(live.second, needs)
         live.stages.begin("start")
-        await self._run_all(image)
+        starts = [self._run_main(needs)]
+        if live.second is not None:
+            starts.append(self._run_second(live.second, needs))
+        for failed in await asyncio.gather(*starts, return_exceptions=True):
+            if failed is not None:
+                raise failed
         await self.arrive()
+
+    async def _kept_again(self, needs: _Needs) -> _Needs:
+        """The same with its project brought again: another engine took that for unused, at this moment."""
+        spec, projects = needs.spec, self._host.projects
+        projects.keepers.forget(needs.keeper)
+        return needs._replace(keeper=await projects.keeper(spec.project, spec.stamp, needs.image))
 
     async def _is_unfit(self, spec: SandboxSpec) -> bool:
         """Whether it ended since its project must not be imported before there is an instance."""
@@ -158,18 +173,17 @@ class Starting:
             message = f"the image of the second container, {reference}, is not to be had: {exc.message}"
             raise type(exc)(message, hint=exc.hint) from exc
 
-    async def _create(
-        self, spec: SandboxSpec, image: Image, network: str, keeper: str, volumes: list[tuple[str, str]]
-    ) -> None:
-        host, live = self._host, self._live
+    async def _create(self, needs: _Needs) -> None:
+        host, live, spec, keeper = self._host, self._live, needs.spec, needs.keeper
         door = host.door_volume(live.id) if live.facts.door == "socket" else ""
+        shares = live.second.shares if live.second is not None else ()
         body = containers.body(
             spec,
             live.facts,
-            image,
+            needs.image,
             site=host.site,
-            mounted=Mounted(door, keeper, volumes, *(live.second.shares if live.second is not None else ())),
-            network=network,
+            mounted=Mounted(door, keeper, needs.volumes, *shares),
+            network=needs.network,
             key_sha256=hashlib.sha256(host.keeping.key(live.id).encode()).hexdigest(),
         )
         if keeper:
@@ -223,15 +237,37 @@ class Starting:
         live.printed = host.printed(live)
         raise Taken
 
-    async def _run_all(self, image: Image) -> None:
-        """Start both containers, or the one that there is."""
-        starts = [self._run(image)]
-        if (beside := self._live.second) is not None:
-            starts.append(self._host.seconds.run(beside, self._live.holds))
-        done = await asyncio.gather(*starts, return_exceptions=True)
-        for failed in done:
-            if failed is not None:
-                raise failed
+    async def _make_second(self, beside: Beside, needs: _Needs) -> None:
+        near = bool(self._host.seen("/"))
+        await finish(self._host.seconds.make(beside, needs.spec, needs.task, needs.network, near=near))
+
+    async def _run_main(self, needs: _Needs) -> None:
+        """Start it; in another container where its project went before it had run."""
+        host, live = self._host, self._live
+        try:
+            await self._run(needs.image)
+        except StartFailed:
+            if not needs.keeper or not await host.projects.keepers.has_lost(live.container, needs.keeper):
+                raise
+            live.made = ""
+            if live.printed is not None:
+                await live.printed.close()
+            await finish(host.remove(live.container))
+            await self._create(await self._kept_again(needs))
+            await self._run(needs.image)
+
+    async def _run_second(self, beside: Beside, needs: _Needs) -> None:
+        """The same for the second one, and its agent."""
+        host = self._host
+        try:
+            await host.seconds.run(beside, self._live.holds)
+        except StartFailed:
+            if not await host.seconds.has_lost_agent(beside):
+                raise
+            beside.made = ""
+            await finish(host.remove(beside.container))
+            await self._make_second(beside, needs)
+            await host.seconds.run(beside, self._live.holds)
 
     async def _run(self, image: Image) -> None:
         host, live = self._host, self._live
