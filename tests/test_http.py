@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -189,6 +190,21 @@ async def test_what_must_not_be_sent_twice_is_not_sent_on_a_connection_that_has_
         assert (await http.request("POST", url, "/")).body == b"ok"
         thread.join(30)
         await http.close()
+
+
+async def test_what_nobody_can_have_read_is_sent_again(tmp_path: Path) -> None:
+    """Its server takes no more, and the client has not been told: a request that is then written is refused."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        await read_request(reader)
+        with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as sock:
+            sock.shutdown(socket.SHUT_RD)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d" % number)
+        await asyncio.Event().wait()
+
+    async with server(script, tmp_path / "s") as url:
+        for number in range(1, 4):
+            assert (await http.request("POST", url, "/", body=b"once", retries=0)).body == b"%d" % number
 
 
 async def test_a_cancelled_request_leaves_no_answer_for_the_next() -> None:

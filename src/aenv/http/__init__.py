@@ -24,6 +24,7 @@ from aenv.http.connections import (
 from aenv.http.connections import (
     Connection,
     NeverAnswered,
+    NeverTaken,
 )
 from aenv.http.connections import (
     NotSent as NotSent,
@@ -200,7 +201,8 @@ class _Pool:
             try:
                 response = await connection.exchange(head, body, most)
             except NeverAnswered as exc:
-                if reused and repeatable:  # most likely closed while it lay idle
+                refused = isinstance(exc, NeverTaken) and not where.secure  # which writes more than requests
+                if reused and (repeatable or refused):  # most likely closed while it lay idle
                     continue
                 hint = None if repeatable else _UNKNOWN
                 raise NetworkError(f"{where.shown} closed the connection without an answer", hint=hint) from exc

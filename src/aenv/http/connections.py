@@ -72,6 +72,10 @@ class NeverAnswered(Exception):
     """The connection ended before the first byte of an answer."""
 
 
+class NeverTaken(NeverAnswered):
+    """It had ended before the request was written, so that nobody has read that."""
+
+
 class Connection(asyncio.Protocol):
     """One connection, one exchange at a time."""
 
@@ -95,6 +99,8 @@ class Connection(asyncio.Protocol):
         self._heard = False
         self._headed = False
         self._sent = False
+        self._is_whole = False
+        """Whether the request is written in one piece."""
 
     async def exchange(self, head: bytes, body: bytes, most: int) -> Response:
         self._reset()
@@ -103,7 +109,7 @@ class Connection(asyncio.Protocol):
         self.reusable = False
         try:
             if len(body) <= CHUNK:
-                self._sent = True
+                self._sent = self._is_whole = True
                 self._transport.write(head + body)
             else:
                 await self._upload(head, body)
@@ -147,7 +153,9 @@ class Connection(asyncio.Protocol):
         if self._answer is None or self._answer.done():
             return
         if not self._heard:
-            self._answer.set_exception(NeverAnswered())
+            # Of a request in one piece, no more than a part was taken then.
+            refused = isinstance(exc, BrokenPipeError) and self._is_whole
+            self._answer.set_exception(NeverTaken() if refused else NeverAnswered())
         elif exc is None and self._headed and not self._has_length():
             self._finish()
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -246,6 +247,25 @@ async def test_a_sandbox_that_hangs_up_on_everybody_is_no_use() -> None:
         assert (await asked(gateway, f"{ONE}/x", method="POST")).status == 502
         name = gateway.exposed_url("one", 80, 1e10).split("/")[2]
         assert (await asked(gateway, "/", "", host=name)).status == 502
+
+
+async def test_what_nobody_can_have_read_is_sent_again() -> None:
+    """The sandbox takes no more on a kept connection, and nobody was told yet."""
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await head(reader)
+        await reader.readexactly(int(request.headers["content-length"]))
+        with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as sock:
+            sock.shutdown(socket.SHUT_RD)
+        writer.write(ok())
+        await asyncio.Event().wait()
+
+    count = Count()
+    async with upstream(count.on(handler)) as url, serving(Known(place(url))) as gateway, client(gateway) as one:
+        for _ in range(5):
+            one.post(f"{ONE}/unsafe", b"once")
+            assert (await one.reply()).body == b"fine"
+        assert count.made == 5
 
 
 async def test_a_kept_connection_that_was_closed_is_not_used() -> None:

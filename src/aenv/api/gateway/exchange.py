@@ -90,7 +90,7 @@ class Exchange:
         """What came after a request to go on with another protocol."""
         self._out: list[bytes] = []
         self._held = 0
-        self._sent: list[bytes] | None = [] if head.repeatable and head.upgrade is None else None
+        self._sent: list[bytes] | None = [] if head.upgrade is None else None
         """What was passed on, for as long as it may have to be once more."""
         self._repeats = 0
         self._begins = 0
@@ -324,7 +324,9 @@ class Exchange:
     def upstream_lost(self, error: Exception | None) -> None:
         self._upstream = None
         if not self._begun:
-            if self._untold or not self._head.repeatable:
+            # What was written in one piece, to a sandbox that had closed by then, was not read by anybody.
+            refused = isinstance(error, BrokenPipeError) and self._sent is not None and len(self._sent) == 1
+            if self._untold or not (self._head.repeatable or refused):
                 self._sent = None  # it may have run
             self._run(self._again)
         elif self._until_end and error is None:
