@@ -34,6 +34,7 @@ class Episode:
     def __init__(self) -> None:
         self.task: HarborTask | None = None
         self.keep = False
+        self.packages = True
         self._box: Box | None = None
         self.is_open = False
         """Whether an agent may play."""
@@ -46,8 +47,8 @@ class Episode:
             self._box = Box(ctx.second)
         return self._box
 
-    def begin(self, task: HarborTask, *, keep: bool) -> None:
-        self.task, self.keep, self.is_open = task, keep, True
+    def begin(self, task: HarborTask, *, keep: bool, packages: bool) -> None:
+        self.task, self.keep, self.packages, self.is_open = task, keep, packages, True
 
     async def close(self) -> None:
         """Cut the agent off: what it asked for is ended, and it can ask for nothing more."""
@@ -150,6 +151,7 @@ async def begin(
     task: str,
     built: bool = False,
     processes: Literal["ended", "kept"] = "ended",
+    packages: Literal["compared", "free"] = "compared",
     seed: int | None = None,
     ctx: Context | None = None,
 ) -> None:
@@ -159,6 +161,7 @@ async def begin(
         task: Which one.
         built: The second container is the task's own image.
         processes: What becomes of the agent's processes before the verifier runs.
+        packages: Whether an agent that is root may change Python's packages.
     """
     context = _known(ctx)
     found = tasksets.find(task)
@@ -168,7 +171,7 @@ async def begin(
         await episode.close()
         episode.task = None  # until there is another
         await episode.box(context).begin(found, context.environment_variables, built=built)
-        episode.begin(found, keep=processes == "kept")
+        episode.begin(found, keep=processes == "kept", packages=packages == "compared")
 
 
 @register_reward
@@ -179,12 +182,17 @@ async def score(ctx: Context | None = None) -> dict[str, Any]:
         if episode.task is None:
             raise Invalid("there is nothing to score: no task was begun")
         await episode.close()
-        return await verify(episode.box(context), episode.task, context.environment_variables, keep=episode.keep)
+        given = context.environment_variables
+        box, task = episode.box(context), episode.task
+        return await verify(box, task, given, keep=episode.keep, packages=episode.packages)
 
 
 @register_function
 def tasks(
-    names: list[str] | None = None, images: str = "", processes: Literal["ended", "kept"] = "ended"
+    names: list[str] | None = None,
+    images: str = "",
+    processes: Literal["ended", "kept"] = "ended",
+    packages: Literal["compared", "free"] = "compared",
 ) -> dict[str, Any]:
     """The tasks that come with this project, and which of them are left out here, and why.
 
@@ -194,6 +202,8 @@ def tasks(
             names itself. Without it, tasks are made in the second container as it is, where that is possible.
         processes: What becomes of the agent's processes before the verifier runs; kept for tasks that are about a
             service that runs.
+        packages: Whether an agent that is root may change the packages that Python has; free for tasks that are about
+            these.
     """
     found: list[dict[str, Any]] = []
     left: list[dict[str, str]] = []
@@ -203,7 +213,7 @@ def tasks(
         if wrong := task.wrong(built=bool(image)):
             left.append({"id": name, "why": wrong})
         else:
-            found.append(_listed(task, image, processes))
+            found.append(_listed(task, image, processes, packages))
     if names and left:
         raise Invalid(f"task {left[0]['id']} cannot be played here: {left[0]['why']}")
     source = {"name": tasksets.PROJECT_NAME, "version": tasksets.VERSION}
@@ -230,12 +240,14 @@ async def solution(task: str, ctx: Context | None = None) -> list[dict[str, Any]
     return [{"name": "execute_command", "arguments": {"command": command, "timeout": timeout}}]
 
 
-def _listed(task: HarborTask, image: str, processes: str) -> dict[str, Any]:
+def _listed(task: HarborTask, image: str, processes: str, packages: str) -> dict[str, Any]:
     reset: dict[str, Any] = {"task": task.id}
     if image:
         reset["built"] = True
     if processes != "ended":
         reset["processes"] = processes
+    if packages != "compared":
+        reset["packages"] = packages
     metadata = {**task.config.get("metadata", {}), "timeout": task.config.get("agent", {}).get("timeout_sec")}
     listed = {"id": task.id, "instruction": task.instruction, "reset": reset, "metadata": metadata}
     return {**listed, "datasource": image} if image else listed

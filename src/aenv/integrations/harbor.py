@@ -9,6 +9,7 @@ says.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import shlex
 from pathlib import Path
@@ -27,7 +28,7 @@ from harbor.models.task.config import NetworkMode
 
 from aenv import config
 from aenv.client.environment import Environment
-from aenv.errors import Invalid
+from aenv.errors import Invalid, SandboxError
 
 PROJECT = "terminal-bench"
 _DAY = 24 * 3600.0
@@ -164,8 +165,14 @@ class AenvEnvironment(BaseEnvironment):
     async def _make(self) -> None:
         """Have the Dockerfile followed, by the project, in the second container."""
         env, folder = self._running(), f"made/{self.environment_name}"
+        programs = []
         for path in await asyncio.to_thread(_files, self.environment_dir):
-            await env.upload(f"{folder}/{path.relative_to(self.environment_dir).as_posix()}", path)
+            target = f"{folder}/{path.relative_to(self.environment_dir).as_posix()}"
+            await env.upload(target, path)
+            if os.access(path, os.X_OK):
+                programs.append(target)
+        if programs and (done := await env.exec(["chmod", "+x", *programs])).returncode:
+            raise SandboxError(f"the programs of {self.environment_dir} could not be made such: {done.stderr}")
         made = await env.call_function("make_environment", {"directory": folder}, timeout=_DAY)
         self._workdir, self._variables = made["workdir"], made["variables"]
 

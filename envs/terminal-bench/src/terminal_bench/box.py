@@ -13,10 +13,10 @@ from typing import Any
 from aenv.errors import AEnvError, Conflict, Forbidden, Invalid, NotFound, SandboxLost
 from aenv.runtime.second import Second
 from terminal_bench.files import mode_of, put
+from terminal_bench.library import CACHE, PATH, Library
 from terminal_bench.recipes import Copy, Recipe, Run
 from terminal_bench.tasks import HarborTask
 
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _BUILD = 600.0
 _SHOWN = 2000
 _PROBE = f"""
@@ -46,15 +46,17 @@ mkdir -p root tmp home opt run srv mnt var/log var/tmp && chmod 1777 tmp var/tmp
 _PROGRAMS = (
     *("sh", "bash", "env", "cat", "ls", "mkdir", "chmod", "rm", "cp", "mv", "ln", "echo", "printf", "grep"),
     *("sed", "awk", "tee", "find", "head", "tail", "sort", "test", "id", "kill", "tar", "curl", "apt-get"),
-    *("python3", "python", "pytest", "pip", "uv", "uvx"),
+    *("python3", "python", "pytest", "pip", "uv", "uvx", "tr", "sha256sum", "ldconfig", "ldconfig.real"),
 )
 """What verifiers are made of."""
 _MAPPED = (
     "cat /proc/self/maps; bash -c 'cat /proc/$$/maps' 2> /dev/null; "
-    "python3 -c 'print(open(\"/proc/self/maps\").read())' 2> /dev/null; true"
+    "python3 -c 'print(open(\"/proc/self/maps\").read())' 2> /dev/null; "
+    "for name in sh find sha256sum rm; do LD_TRACE_LOADED_OBJECTS=1 $name 2> /dev/null < /dev/null; done; true"
 )
-_PRELOAD = "/etc/ld.so.preload"
-"""Names what every program begins with."""
+"""Prints the libraries that programs begin with, among other words."""
+_LINKED = ("/etc/ld.so.preload", "/etc/ld-musl-x86_64.path", "/etc/ld-musl-aarch64.path")
+"""Name what every program begins with, and where those of musl look for libraries."""
 
 
 class Box:
@@ -69,6 +71,8 @@ class Box:
         self._used = False
         self._before: dict[str, str] = {}
         """Digests of the programs that a verifier runs by, where an agent could replace them."""
+        self._library: Library | None = None
+        """What these are made of, in the same case."""
 
     async def shell(self) -> str:
         return "bash" if "bash" in await self._probed() else "sh"
@@ -91,7 +95,9 @@ class Box:
         if check := task.environment.get("healthcheck"):
             await self._healthy(task, check)
         if "system" in await self._probed():
-            self._before = await self._digests(await self._guarded())
+            self._library = Library(self.second)
+            await self._library.look()
+            self._before = await self._digests([*await self._guarded(), *self._library.files])
 
     async def again(self, task: HarborTask) -> None:
         """An environment for the verifier alone."""
@@ -112,6 +118,24 @@ class Box:
         the agent of the second container reads the files, and no command can change that."""
         now = await self._digests(self._before)
         return sorted(path for path, digest in self._before.items() if now[path] != digest)
+
+    async def bent(self, *, packages: bool) -> list[str]:
+        """The same for what they are made of, once it is known that they themselves are what they were, and nothing
+        of the agent's runs. ``packages``: those of others for Python are to be what they were, too."""
+        library = self._library
+        if library is None:
+            return []
+        try:
+            stale = await library.put_back()
+        except (Conflict, Invalid, Forbidden):  # there is something else in its place
+            return [CACHE]
+        found = await library.found(packages=packages)
+        if found.replaced:
+            return found.replaced
+        await library.remove(found.loose)
+        if stale:
+            await library.renew()
+        return []
 
     async def _probed(self) -> set[str]:
         if self._found is None:
@@ -188,8 +212,8 @@ class Box:
         """The programs wherever they could be found, and the libraries that they begin with."""
         programs = [posixpath.join(folder, name) for folder in PATH.split(":") for name in _PROGRAMS]
         said = await self.second.exec(_MAPPED, env={"PATH": PATH})
-        mapped = {parts[5] for line in said.stdout.splitlines() if len(parts := line.split(None, 5)) == 6}
-        return [_PRELOAD, *programs, *sorted(path for path in mapped if path.startswith("/"))]
+        mapped = sorted({word for word in said.stdout.split() if word.startswith("/")})
+        return [*_LINKED, *programs, *mapped]
 
     async def _digests(self, paths: Mapping[str, str] | list[str]) -> dict[str, str]:
         return {path: await self._digest(path) for path in paths}

@@ -1,7 +1,8 @@
 """What a task's own verifier says, once the agent is cut off.
 
 In the order of what is done: no process of the agent's is left; the programs that the verifier runs by are what they
-were; its tests and the place of its verdict are made anew; and it runs with variables and a home that no agent wrote.
+were, and so are their libraries; its tests and the place of its verdict are made anew; and it runs with variables and a
+home that no agent wrote.
 """
 
 from __future__ import annotations
@@ -40,14 +41,22 @@ mkdir -p /logs/verifier "$1"
 _PACK = 'tar -cf "$0" -C / --ignore-failed-read -- "$@" 2> /dev/null; true'
 
 
-async def verify(box: Box, task: HarborTask, given: Mapping[str, str], *, keep: bool) -> dict[str, Any]:
-    """The score, and what it consists of. ``keep``: leave what the agent left running as it is."""
+_MOST = 20
+"""Files that were replaced which are named."""
+
+
+async def verify(
+    box: Box, task: HarborTask, given: Mapping[str, str], *, keep: bool, packages: bool = True
+) -> dict[str, Any]:
+    """The score, and what it consists of. ``keep``: leave what the agent left running as it is. ``packages``: those for
+    Python that were there must be what they were."""
     replaced = await box.replaced()
     if not replaced and not keep:
         await box.end_all()
         replaced = await box.replaced()  # whatever was changed before the end of the last process
+    replaced = replaced or await box.bent(packages=packages)
     if replaced:
-        return {"score": 0.0, "replaced": replaced, "why": "programs that the verifier runs by were replaced"}
+        return {"score": 0.0, "replaced": replaced[:_MOST], "why": "programs that the verifier runs by were replaced"}
     if task.separate:
         await _move(box, task)
     home = f"/tmp/verifier-{secrets.token_hex(8)}"  # noqa: S108
