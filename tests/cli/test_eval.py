@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from aenv.comparing import unlike
 from aenv.rl import files
-from aenv.rl.comparing import unlike
 from tests.cli.conftest import Outcome
 from tests.cli.test_rollout import PATIENCE, _begun
 from tests.evals.bench import AGENT, new_home
@@ -127,6 +127,28 @@ def test_what_cannot_be_scored_is_apart_and_no_zero(aenv, here):
     assert "2 of 3 episodes have ended" in table.err
     alone = aenv("eval", "sums", "--domain", "broken", "--tasks", "broken-1", "-o", "json")
     assert (alone.code, alone.data["score"], alone.data["failed"]) == (1, None, 1)
+
+
+def test_what_the_agent_failed_in_was_not_passed(aenv, here):
+    (here / "frail.py").write_text(
+        "from aenv.evals.agents import Oracle\n\n"
+        "oracle = Oracle()\n\n\n"
+        "async def play(env, task):\n"
+        "    if not task.id.endswith('-1'):\n"
+        "        raise ValueError('too hard')\n"
+        "    await oracle(env, task)\n"
+    )
+    arguments = ("eval", "sums", "--agent", "frail.py:play", "--domain", "large", "--limit", "4", "--out", "run")
+    answer = aenv(*arguments, "-o", "json")
+    expected = {"tasks": 4, "passed": 1, "failed": 0, "agent_failed": 3, "score": 0.25}
+    assert {name: answer.data[name] for name in expected} == expected
+    assert answer.data["pass_rate"]["value"] == 0.25
+    assert [row["scores"] for row in answer.data["results"]].count([0.0]) == 3
+    assert [found.ok for found in of("run")].count(False) == 3, "a trainer gets no number of them"
+    table = aenv(*arguments, "--resume", "--retry-failed")
+    assert "4 of 4 episodes have ended" in table.err, "what counted is not played until it goes well"
+    assert "3 episodes, which count as not passed" in table.out
+    assert "too hard" in table.out
 
 
 def test_tasks_of_a_file_and_other_environments(aenv, here):

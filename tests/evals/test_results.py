@@ -17,6 +17,7 @@ from aenv.rl.trajectory import Component
 from tests.rl import made
 from tests.rl.standin import USAGE, calling, model, saying
 
+BROKEN = Failed(kind="agent_failed", phase="agent", reason="cut")
 ASKED = Asked(env="sums", agent="made", tasks="0", n=1, seed=0, rewards={})
 FAILED = Failed(kind="network", phase="tool", reason="cut")
 
@@ -65,6 +66,52 @@ async def test_an_evaluation_from_a_program(tmp_path: Path) -> None:
         await evaluate("sums", "oracle", tasks.head(5), folder=tmp_path / "run", resume=True, rules=Rules(max_turns=3))
     kept = Evaluation.read(tmp_path / "run")
     assert kept.shown() == shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase", "counts"),
+    [
+        ("agent_failed", "agent", True),
+        ("episode_timeout", "agent", True),
+        ("turn_timeout", "tool", True),
+        ("out_of_memory", "tool", True),
+        ("turn_timeout", "model", False),
+        ("model_failed", "model", False),
+        ("out_of_memory", "reward", False),
+        ("sandbox_lost", "tool", False),
+        ("abandoned", "agent", False),
+    ],
+)
+def test_what_the_agent_failed_in_is_a_zero_and_what_the_platform_did_is_none(kind, phase, counts):
+    failed = made.trajectory(id="b", group="b", outcome=Failed(kind=kind, phase=phase, reason="cut"))
+    passed = made.trajectory(id="a", group="a", outcome=Scored(score=1.0))
+    found = Evaluation(ASKED, [passed, failed])
+    assert found.score is not None
+    assert (found.score.value, found.counted) == ((0.5, 2) if counts else (1.0, 1))
+    assert (found.agent_failed, found.failed) == ((1, 0) if counts else (0, 1))
+
+
+@pytest.mark.parametrize("threshold", [1.0, 0.0, -5.0])
+def test_what_the_agent_failed_in_passes_at_no_threshold(threshold: float) -> None:
+    assert Evaluation(ASKED, [made.trajectory(outcome=BROKEN)], threshold=threshold).passed == 0
+    worst = made.trajectory(id="b", sample=1, outcome=Scored(score=-5.0))
+    found = Evaluation(ASKED, [made.trajectory(outcome=BROKEN), worst], threshold=threshold)
+    assert found.passed == (threshold == -5.0), "the one that has a score"
+
+
+def broken(id: str) -> Trajectory:
+    return made.trajectory(id=f"{id}/broken", task=Task(id=id), group=id, outcome=BROKEN)
+
+
+def test_to_break_down_is_no_better_than_the_worst_that_was_played() -> None:
+    honest = of({"a": [1.0], "b": [-3.0]})
+    breaking = Evaluation(ASKED, [*trajectories({"a": [1.0]}), broken("b")])
+    assert breaking.scores == [[1.0], [0.0]]
+    mixed = Evaluation(ASKED, [*trajectories({"a": [1.0], "b": [-3.0, -1.0]}), broken("c")])
+    assert mixed.scores == [[1.0], [-3.0, -1.0], [-3.0]]
+    found = compare(honest, breaking)
+    assert (found.before, found.after, found.better) == (-1.0, -1.0, 0), "the lowest of both runs"
+    assert compare(breaking, honest).worse == 0
 
 
 @pytest.mark.usefixtures("benchmark_home")
@@ -144,7 +191,8 @@ def test_two_evaluations_task_by_task() -> None:
     assert ([pair.id for pair in found.won], [pair.id for pair in found.lost]) == (["b"], ["a"])
     assert sorted(found.left_out) == ["d", "e", "f"]
     assert found.changed == []
-    assert compare(first, first).interval == (0.0, 0.0)
+    low, high = compare(first, first).interval
+    assert low == -high < 0, "so few tasks may all be alike by chance"
 
 
 def test_tasks_that_changed_are_named() -> None:

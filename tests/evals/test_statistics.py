@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from itertools import combinations
 from statistics import fmean
@@ -143,3 +144,29 @@ def test_a_mean_score_is_over_tasks_and_a_rate_where_all_are_zeros_and_ones() ->
 def test_a_wrong_k_is_named() -> None:
     with pytest.raises(Invalid, match="k is 0"):
         statistics.pass_at([[1.0]], 0)
+
+
+def test_the_interval_of_differences_is_open_also_where_all_are_alike_and_narrows_with_more_tasks() -> None:
+    widths = []
+    for count in (10, 100, 1000):
+        low, high = statistics.paired([0.0] * count)
+        assert low == -high < 0
+        widths.append(high - low)
+        low, high = statistics.paired([1.0] * count)
+        assert low < high == 1.0
+    assert widths == sorted(widths, reverse=True)
+    assert statistics.paired([0.0] * 99 + [1.0])[0] < 0 < 0.01 < statistics.paired([0.0] * 99 + [1.0])[1]
+
+
+def test_the_interval_of_differences_holds_as_often_as_it_says() -> None:
+    draws = random.Random(3)
+    held = 0
+    for _ in range(1000):
+        low, high = statistics.paired([draws.choices((-1.0, 0.0, 1.0), (0.1, 0.6, 0.3))[0] for _ in range(40)])
+        held += low <= 0.2 <= high
+    assert held >= 930
+
+
+def test_differences_of_scores_beyond_one_have_a_drawn_interval() -> None:
+    values = [5.0, -3.0, 2.0, 8.0]
+    assert statistics.paired(values) == statistics.bootstrap(values)

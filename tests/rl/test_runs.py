@@ -46,7 +46,7 @@ def test_what_failed_is_played_again_and_what_was_torn_too(tmp_path: Path) -> No
         run.add(one("b", 0))
     path = tmp_path / NAME
     path.write_bytes(path.read_bytes() + files.line_of(one("b", 1))[:50])
-    with Run.open(tmp_path, ASKED, resume=True, again=True) as run:
+    with Run.open(tmp_path, ASKED, resume=True, again=lambda _: True) as run:
         assert run.done == {("a", 0), ("b", 0)}
         assert run.tally.failed == 0
         run.add(one("a", 1))
@@ -79,7 +79,10 @@ def test_two_at_a_time(tmp_path: Path) -> None:
         run.add(one("a", 0))
         with pytest.raises(Conflict, match="another process"), Run.open(tmp_path, ASKED, resume=True):
             pass
-        with pytest.raises(Conflict, match="another process"), Run.open(tmp_path, ASKED, resume=True, again=True):
+        with (
+            pytest.raises(Conflict, match="another process"),
+            Run.open(tmp_path, ASKED, resume=True, again=lambda _: True),
+        ):
             pass
         run.add(one("a", 1))
     assert len(list(files.read(tmp_path / NAME))) == 2

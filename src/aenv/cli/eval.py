@@ -62,8 +62,9 @@ def eval_(**options: Any) -> int:
     """Evaluate an agent on the tasks of an environment.
 
     ENV is a name as in Environment. It tells its tasks by its function 'tasks', and is asked for a part of them by
-    --domain, --split and --option. An episode passes with a score of --threshold. One that failed has no score: it is
-    counted apart, and in no rate. Intervals have a confidence of 95 %, over tasks.
+    --domain, --split and --option. An episode passes with a score of --threshold. One that the platform failed in has
+    no score: it is counted apart, and in no rate. One that the agent failed in, by an error of its own or by taking
+    too long, has not passed. Intervals have a confidence of 95 %, over tasks.
 
     Every episode is written to trajectories.jsonl in the folder of the run as it ends; report.html there has plots
     and all episodes. An evaluation that was killed goes on with --resume.
@@ -98,7 +99,8 @@ async def _evaluated(options: Mapping[str, Any]) -> tuple[Run, Evaluation]:
     agent, rules = agent_of(options), rules_of(options)
     tasks = _ordered(await taskset_of(options), options)
     options = {**options, "reuse": options["reuse"] or reusable(tasks)}
-    with open_run(options, tasks, rules) as run:
+    # What the agent failed in has counted: to play it until it goes well would be a better agent's rate.
+    with open_run(options, tasks, rules, again=lambda failed: not failed.by_agent) as run:
         await play(run, agent, tasks, rules, options)
         return run, evaluated(run, tasks, threshold=options["threshold"], ks=options["ks"])
 
@@ -119,6 +121,8 @@ def _show(found: Evaluation, run: Run, shown: Mapping[str, Any]) -> None:
         if len(missed) > LISTED:
             say(f"and {len(missed) - LISTED} more, which the page shows")
     show_failures(run)
+    if found.failed and found.counted:
+        label("warning", f"{found.failed} episodes have no score, and count in no rate")
     if found.asked.agent == "oracle" and found.tally.errors:
         label("warning", f"calls of the solutions that ended in a tool error: {found.tally.errors}; the page has them")
 
@@ -158,7 +162,13 @@ def compare(*, before: Path, after: Path, threshold: float, output: str) -> None
 
 
 def _about(of: Evaluation, folder: Path) -> dict[str, Any]:
-    return {"run": str(folder), "env": of.env, "agent": of.asked.agent, "failed": of.tally.failed}
+    return {
+        "run": str(folder),
+        "env": of.env,
+        "agent": of.asked.agent,
+        "failed": of.failed,
+        "agent_failed": of.agent_failed,
+    }
 
 
 def _show_both(found: Comparison, first: Evaluation, second: Evaluation) -> None:

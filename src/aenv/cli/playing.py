@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from aenv.cli.output import label, output_option, say, show_table
+from aenv.cli.output import output_option, say, show_table
 from aenv.cli.platform import pairs_option, system_option
 from aenv.cli.progress import Progress
 from aenv.cli.project import run_async
@@ -28,7 +28,7 @@ from aenv.models import to_json
 from aenv.rl.batches import Stragglers
 from aenv.rl.playing import Agent
 from aenv.rl.rules import Rules
-from aenv.rl.runs import LABEL, Run
+from aenv.rl.runs import LABEL, Again, Run
 from aenv.rl.trajectory import Failed
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,6 +82,9 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option(
         "--retries", type=click.IntRange(0), help="How often an episode that the platform lost is begun anew."
+    ),
+    click.option(
+        "--fast-forward", is_flag=True, help="Go on in another instance where one is lost, if that comes to the same."
     ),
     click.option("--reward", "rewards", multiple=True, metavar="NAME[=WEIGHT]", help="A reward to take. Repeatable."),
     click.option("--ttl", help="How long an instance may live."),
@@ -139,6 +142,7 @@ def rules_of(options: Mapping[str, Any]) -> Rules:
         turn_timeout=options["turn_timeout"],
         episode_timeout=options["episode_timeout"],
         score_late=options["score_late"],
+        fast_forward=options["fast_forward"],
         **rules,
     )
 
@@ -157,14 +161,14 @@ def environment_of(options: Mapping[str, Any], labels: Mapping[str, str] | None 
 # The run
 
 
-def open_run(options: Mapping[str, Any], tasks: Taskset, rules: Rules) -> Run:
-    """The run in its folder, begun or gone on with."""
+def open_run(options: Mapping[str, Any], tasks: Taskset, rules: Rules, again: Again) -> Run:
+    """The run in its folder, begun or gone on with; ``again`` tells what --retry-failed plays once more."""
     settings = {**{name: options[name] for name in _SETTINGS}, "reuse": options["reuse"] or 1}
     if options["env_var"]:  # not as they are: keys may be among them
         settings["variables"] = hashlib.sha256(to_json(sorted(options["env_var"].items()))).hexdigest()
     asked = asking(tasks, options["agent"], options["n"], options["seed"], rules, **settings)
     folder = options["out"] or _folder(options["env"])
-    return Run.open(folder, asked, resume=options["resume"], again=options["retry_failed"])
+    return Run.open(folder, asked, resume=options["resume"], again=again if options["retry_failed"] else None)
 
 
 def _folder(env: str) -> Path:
@@ -217,7 +221,7 @@ def run_closing(work: Coroutine[Any, Any, T]) -> T:
 
 
 def show_failures(run: Run) -> None:
-    """Why episodes of a run have no score, by where that was."""
+    """Why episodes of a run failed, by where that was."""
     if not run.tally.failed:
         return
     found: dict[tuple[str, str], list[Failed]] = {}
@@ -227,5 +231,3 @@ def show_failures(run: Run) -> None:
     click.echo()
     rows = [[kind, phase, len(all), all[0].reason[:160]] for (kind, phase), all in sorted(found.items())]
     show_table(["failed", "during", "episodes", "for example"], rows)
-    if run.tally.scored:
-        label("warning", f"{run.tally.failed} episodes have no score: leave them out, they are no zeros")

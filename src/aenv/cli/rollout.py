@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from aenv.cli.output import FAILED, show_json, show_record, stdout_reserved
+from aenv.cli.output import FAILED, label, show_json, show_record, stdout_reserved
 from aenv.cli.playing import (
     MOST_SHOWN,
     agent_of,
@@ -59,7 +59,7 @@ def rollout(**options: Any) -> int:
         tasks = Taskset(env=options["env"], tasks=tuple(_tasks(options["tasks_file"], options["instruction"])))
         tasks = tasks.head(options["limit"] or len(tasks))
         agent, rules = agent_of(options), rules_of(options)
-        with open_run(options, tasks, rules) as run:
+        with open_run(options, tasks, rules, again=lambda _: True) as run:
             run_closing(play(run, agent, tasks, rules, options))
             report = {"run": str(run.folder), **run.tally.shown(), "wall": round(time.monotonic() - begun, 3)}
             write_whole(run.folder / REPORT, report)
@@ -99,3 +99,5 @@ def _show(report: Mapping[str, Any], run: Run) -> None:
     shown |= {"turns": report["turns"], "begun anew": report["retried"], "seconds": f"{report['wall']:.1f}"}
     show_record({**shown, "trajectories": run.folder / NAME, "page": run.folder / PAGE}, "table")
     show_failures(run)
+    if run.tally.failed and run.tally.scored:
+        label("warning", f"{run.tally.failed} episodes have no score: leave them out, they are no zeros")

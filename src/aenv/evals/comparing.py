@@ -46,7 +46,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 def compare(first: Evaluation, second: Evaluation) -> Comparison:
     """The second against the first."""
-    before, after = _scored(first), _scored(second)
+    lowest = min(first.lowest, second.lowest)  # an agent's failure is worth the same in both
+    before, after = _scored(first, lowest), _scored(second, lowest)
     common = [id for id in before if id in after]
     if not common:
         raise Invalid(
@@ -69,7 +70,7 @@ def compare(first: Evaluation, second: Evaluation) -> Comparison:
         before=fmean(pair.before for pair in pairs),
         after=fmean(pair.after for pair in pairs),
         difference=fmean(differences),
-        interval=statistics.bootstrap(differences),
+        interval=statistics.paired(differences),
         won=[pair for pair in pairs if pair.passed_after and not pair.passed_before],
         lost=[pair for pair in pairs if pair.passed_before and not pair.passed_after],
         better=sum(difference > 0 for difference in differences),
@@ -79,5 +80,5 @@ def compare(first: Evaluation, second: Evaluation) -> Comparison:
     )
 
 
-def _scored(evaluation: Evaluation) -> dict[str, TaskResult]:
-    return {result.id: result for result in evaluation.results if result.valid}
+def _scored(evaluation: Evaluation, lowest: float) -> dict[str, TaskResult]:
+    return {result.id: result for result in evaluation.results_from(lowest) if result.valid}

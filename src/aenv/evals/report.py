@@ -31,13 +31,15 @@ def summary(found: Evaluation) -> dict[str, str]:
         "env": found.env,
         "agent": found.asked.agent,
         "tasks": f"{len(found.results)} ({about})" if about else str(len(found.results)),
-        "episodes": f"{tally.episodes}, failed: {tally.failed}",
-        "passed": f"{found.passed} of {tally.scored}",
+        "episodes": f"{tally.episodes}, failed: {found.failed}",
+        "passed": f"{found.passed} of {found.counted}",
         "score": told(found.score),
         "pass rate": told(found.pass_rate),
     }
     rows |= {f"pass@{k}": told(found.pass_at(k)) for k in found.ks}
     rows |= {f"pass^{k}": told(found.pass_all(k)) for k in found.ks}
+    if found.agent_failed:
+        rows["failed by the agent"] = f"{found.agent_failed} episodes, which count as not passed"
     if found.parts:
         rows["parts"] = ", ".join(f"{name} {mean:.4g}" for name, mean in found.parts.items())
     if found.not_judged:
@@ -102,7 +104,7 @@ def _headline(found: Evaluation) -> dict[str, str]:
         for name, estimate in ((f"pass@{k}", found.pass_at(k)), (f"pass^{k}", found.pass_all(k))):
             if k > 1 and estimate is not None:
                 facts[name] = f"{estimate.value:.1%}"
-    return facts | {"episodes passed": f"{found.passed} of {found.tally.scored}"}
+    return facts | {"episodes passed": f"{found.passed} of {found.counted}"}
 
 
 def _rate(found: Evaluation, result: TaskResult, shown: Collection[str]) -> plots.Rate:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import isfinite
+from math import inf, isfinite, nextafter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -28,6 +28,8 @@ class _Sample(NamedTuple):
     place: int
     id: str
     score: float | None
+    by_agent: bool
+    """Whether it has no score since the agent failed."""
     failure: str | None
     turns: int
     seconds: float
@@ -39,7 +41,7 @@ class TaskResult(Struct, frozen=True, kw_only=True):
 
     id: str
     scores: list[float | None]
-    """None for a sample that failed."""
+    """None for a sample that the platform failed in; 0, or the lowest that there is, for one that the agent did."""
     episodes: list[str]
     """The ids of the trajectories."""
     failures: dict[str, int]
@@ -55,11 +57,10 @@ class TaskResult(Struct, frozen=True, kw_only=True):
         return [score for score in self.scores if score is not None]
 
 
-def _result(id: str, samples: list[_Sample]) -> TaskResult:
-    samples.sort()
+def _result(id: str, samples: list[_Sample], failed: float) -> TaskResult:
     return TaskResult(
         id=id,
-        scores=[found.score for found in samples],
+        scores=[failed if found.by_agent else found.score for found in samples],
         episodes=[found.id for found in samples],
         failures=dict(Counter(found.failure for found in samples if found.failure is not None)),
         turns=sum(found.turns for found in samples),
@@ -69,7 +70,8 @@ def _result(id: str, samples: list[_Sample]) -> TaskResult:
 
 
 class Evaluation:
-    """Scores of an agent on tasks of an environment. A failed episode has none, and counts in no rate."""
+    """Scores of an agent on tasks of an environment. What the platform failed in has none, and counts in no rate; what
+    the agent failed in was not passed, and counts as 0, or as the lowest score that there is where that is lower."""
 
     def __init__(
         self,
@@ -86,6 +88,8 @@ class Evaluation:
         self.ks = tuple(ks)
         self.tally = Tally()
         self.env = asked.env
+        self.failed = self.agent_failed = 0
+        """Episodes that failed: by the platform, and by the agent."""
         self.not_judged = 0
         """Episodes whose reward says, as ``not_judged``, that a part of what counts was not judged."""
         self._parts: dict[str, list[float]] = {}
@@ -94,7 +98,11 @@ class Evaluation:
         for trajectory in trajectories:
             found.setdefault(trajectory.group or trajectory.task.id, []).append(self._noted(trajectory))
         ids = sorted(found, key=lambda name: (places.get(name, len(places)), natural(name)))
-        self.results = [_result(id, found[id]) for id in ids]
+        self._samples = {id: sorted(found[id]) for id in ids}
+        scores = (one.score for samples in self._samples.values() for one in samples if one.score is not None)
+        self.lowest = min(0.0, min(scores, default=0.0))
+        """What an episode counts as that the agent failed in: to break down is no better than to do badly."""
+        self.results = self.results_from(self.lowest)
 
     @classmethod
     def read(cls, folder: Path, **how: Any) -> Evaluation:
@@ -104,16 +112,28 @@ class Evaluation:
             raise NotFound(f"{folder} holds no run: it has no {ABOUT}", hint="'aenv eval --out' writes one")
         return cls(about.asked, read(folder), **how)
 
+    def results_from(self, lowest: float) -> list[TaskResult]:
+        """The tasks, where what the agent failed in counts as that; or as less, where that would pass."""
+        failed = lowest if lowest < self.threshold else nextafter(self.threshold, -inf)
+        return [_result(id, samples, failed) for id, samples in self._samples.items()]
+
     def _noted(self, of: Trajectory) -> _Sample:
         self.tally.add(of)
+        score, by_agent = None, False
         if isinstance(of.outcome, Scored):
+            score = of.outcome.score
             for component in of.outcome.components.values():
                 self._look_into(component.details)
+        elif by_agent := of.outcome.by_agent:
+            self.agent_failed += 1
+        else:
+            self.failed += 1
         self.env = of.provenance.env or self.env
         return _Sample(
             of.sample,
             of.id,
-            of.reward if of.ok else None,
+            score,
+            by_agent,
             of.failure.kind if of.failure is not None else None,
             len(of.turns),
             of.seconds.get("total", 0.0),
@@ -140,6 +160,11 @@ class Evaluation:
         return [result.scores for result in self.results]
 
     @property
+    def counted(self) -> int:
+        """Episodes that count in rates."""
+        return self.tally.episodes - self.failed
+
+    @property
     def passed(self) -> int:
         """Episodes that passed."""
         return sum(map(self.passed_of, self.results))
@@ -153,7 +178,7 @@ class Evaluation:
         return statistics.passed(score, self.threshold)
 
     def passes(self, result: TaskResult) -> bool:
-        """Whether more than half of a task's scored samples passed."""
+        """Whether more than half of a task's samples passed, of those that count."""
         return self.passed_of(result) * 2 > len(result.valid)
 
     @property
@@ -184,7 +209,8 @@ class Evaluation:
             "tasks": len(self.results),
             "episodes": tally["episodes"],
             "passed": self.passed,
-            "failed": tally["failed"],
+            "failed": self.failed,
+            "agent_failed": self.agent_failed,
             "score": None if score is None else score.value,
             "interval": None if score is None else [score.low, score.high],
             "pass_rate": msgspec.to_builtins(self.pass_rate),

@@ -1,6 +1,6 @@
 """Numbers with how sure they are. Pure: scores by task in, estimates out.
 
-Scores come by task, one for each sample, and None for a sample that failed: that one counts nowhere. What is sure is
+Scores come by task, one for each sample, and None for a sample that has none: that one counts nowhere. What is sure is
 counted in tasks and not in samples, since samples of one task are alike; a task that has no score is left out.
 """
 
@@ -22,7 +22,7 @@ PASSED = 1.0
 """The least score of an episode that passed."""
 
 Scores = Sequence[Sequence[float | None]]
-"""By task, then by sample; None for what failed."""
+"""By task, then by sample; None for what has no score."""
 Interval = tuple[float, float]
 
 
@@ -65,6 +65,19 @@ def bootstrap(values: Sequence[float], confidence: float = CONFIDENCE, seed: int
     cut = round((1 - confidence) / 2 * (ROUNDS - 1))
     mean = fmean(values)
     return min(means[cut], mean), max(means[-1 - cut], mean)
+
+
+def paired(differences: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+    """The interval of a mean difference between two scores of the same task. Where every difference is from -1 to 1 it
+    is Agresti and Min's, for which one more task is thought of that half won and half lost: it is open also where all
+    differences are the same. Otherwise the interval is drawn."""
+    if any(abs(difference) > 1.0 for difference in differences):
+        return bootstrap(differences, confidence)
+    z, count = NormalDist().inv_cdf((1 + confidence) / 2), len(differences) + 2
+    total, squares = sum(differences), sum(difference * difference for difference in differences) + 1.0
+    middle, reach = total / count, z * sqrt(max(squares - total * total / count, 0.0)) / count
+    mean = fmean(differences)
+    return min(max(middle - reach, -1.0), mean), max(min(middle + reach, 1.0), mean)
 
 
 def mean_score(scores: Scores) -> Estimate | None:

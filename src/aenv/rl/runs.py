@@ -21,7 +21,7 @@ from aenv.rl.files import NAME, Writer, read
 from aenv.rl.groups import Tally
 from aenv.rl.playing import Agent
 from aenv.rl.tasks import Task
-from aenv.rl.trajectory import Trajectory
+from aenv.rl.trajectory import Failed, Trajectory
 
 ABOUT, REPORT, PAGE = "run.json", "report.json", "report.html"
 LABEL = "aenv-run"
@@ -51,10 +51,14 @@ class About(Struct, frozen=True, kw_only=True):
     asked: Asked
 
 
+Again = Callable[[Failed], bool]
+"""Whether an episode that failed so is played once more."""
+
+
 class Run:
     """A run in its folder, for the length of a ``with`` block: what is added to it is there for good."""
 
-    def __init__(self, folder: Path, about: About, *, resumed: bool, again: bool) -> None:
+    def __init__(self, folder: Path, about: About, *, resumed: bool, again: Again | None) -> None:
         self.folder = folder
         self.about = about
         self.resumed = resumed
@@ -65,8 +69,9 @@ class Run:
         self._writer = Writer(folder / NAME)
 
     @classmethod
-    def open(cls, folder: Path, asked: Asked, *, resume: bool, again: bool = False) -> Run:
-        """A new run in a folder, or, with ``resume``, the one that is there; ``again`` plays what failed once more."""
+    def open(cls, folder: Path, asked: Asked, *, resume: bool, again: Again | None = None) -> Run:
+        """A new run in a folder, or, with ``resume``, the one that is there; ``again`` tells what of all that failed is
+        played once more."""
         about = about_run(folder)
         if about is None:
             if (folder / NAME).exists():  # of whom, nobody knows: they are no part of this run
@@ -84,8 +89,8 @@ class Run:
     def __enter__(self) -> Self:
         self._writer.__enter__()
         try:
-            if self._again:
-                self._forget_failed()
+            if self._again is not None:
+                self._forget_failed(self._again)
             for trajectory in self.trajectories():
                 self._note(trajectory)
         except BaseException:
@@ -124,15 +129,15 @@ class Run:
         self.done.add(key)
         self.tally.add(trajectory)
 
-    def _forget_failed(self) -> None:
-        """Leave out what failed, in one step: whatever happens meanwhile, the file is whole."""
+    def _forget_failed(self, again: Again) -> None:
+        """Leave out what is played once more, in one step: whatever happens meanwhile, the file is whole."""
         path = self._writer.path
         new = path.with_name(f".{path.name}.new")
         new.unlink(missing_ok=True)
         with ExitStack() as stack:
             kept = stack.enter_context(Writer(new))
             for trajectory in self.trajectories():
-                if trajectory.ok:
+                if trajectory.failure is None or not again(trajectory.failure):
                     kept.write(trajectory)
             new.replace(path)
             stack.pop_all()

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from msgspec import Struct
 
-from aenv.errors import EpisodeError
+from aenv.errors import AgentError, CallTimeout, EpisodeError, EpisodeTimeout, OutOfMemory, TurnTimeout
 from aenv.models import ToolResult
 from aenv.rl.tasks import Task
 
@@ -22,6 +22,9 @@ Phase = Literal["create", "reset", "agent", "model", "tool", "reward"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 Ending = Literal["done", "max_turns", "time"]
 """Why the agent stopped: it was done, its turns were used up, or its time was over and what there was got scored."""
+
+
+_OF_AGENTS = frozenset(kind.code for kind in (AgentError, TurnTimeout, EpisodeTimeout, CallTimeout, OutOfMemory))
 
 
 class Failed(Struct, frozen=True, kw_only=True, tag_field="type", tag="failed", omit_defaults=True):
@@ -38,6 +41,12 @@ class Failed(Struct, frozen=True, kw_only=True, tag_field="type", tag="failed", 
 
     def __str__(self) -> str:
         return f"{self.kind} during {self.phase}: {self.reason}"
+
+    @property
+    def by_agent(self) -> bool:
+        """Whether the agent brought it about, or may have. No trainer learns from such a row either; but an evaluation
+        that left it out would rate an agent the higher the more often it breaks down."""
+        return self.kind in _OF_AGENTS and self.phase in ("agent", "tool")
 
 
 class Component(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -128,6 +137,8 @@ class Provenance(Struct, frozen=True, kw_only=True, omit_defaults=True):
     instance: str = ""
     earlier: int = 0
     """Episodes that were played in that instance before."""
+    forwarded: int = 0
+    """How often its instance was lost, and another was brought to the same place. ``instance`` is the last."""
     reset: bool = False
     """Whether the environment was reset before the agent began."""
     local_rewards: list[str] = []
