@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from aenv import Environment, Invalid, ModelError, ToolResult
+from aenv import CallTimeout, Environment, Invalid, ModelError, ToolResult
 from aenv.rl import Episode, Task, rollouts
 from tests.envs.benchmarks import needs
 from tests.rl.bench import Bench
-from tests.rl.standin import Model, calling, model, saying
+from tests.rl.standin import HANG, Model, calling, model, saying
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("tau2"), needs("tau2")]
 
@@ -265,8 +266,8 @@ async def test_the_script_uses_its_telephone_when_it_is_asked_to(env: Environmen
 
 
 @asynccontextmanager
-async def with_models(bench: Bench, user: Model, judge: Model) -> AsyncIterator[Environment]:
-    variables = {}
+async def with_models(bench: Bench, user: Model, judge: Model, **more: str) -> AsyncIterator[Environment]:
+    variables = dict(more)
     for role, found in (("USER", user), ("JUDGE", judge)):
         given = {"MODEL": "stand-in", "BASE_URL": found.url, "API_KEY": KEY}
         variables |= {f"TAU2_{role}_{name}": value for name, value in given.items()}
@@ -319,10 +320,72 @@ async def test_a_model_that_fails_is_no_answer_of_the_user(bench: Bench) -> None
             await env.call_tool("send_message", {"message": "Hello?"})
         assert KEY not in str(caught.value)
         assert (await env.call_function("done"))["turns"] == 0
+        with pytest.raises(ModelError, match="the user model answered with HTTP 500"):
+            await env.call_reward()  # whoever went on, as a program that plays by URL may: it is no zero
+        user.answers = [saying("Here I am.")]
+        await env.call_tool("send_message", {"message": "Hello?"})
+        user.answers = [(500, {"error": "again"})]
         with pytest.raises(ModelError, match="judge model's answer is not the JSON"):
             await env.call_reward()
         with pytest.raises(ModelError, match="HTTP 500"):
             await env.reset(3, {"domain": "airline", "task": "1"})
+
+
+@asynccontextmanager
+async def dripping() -> AsyncIterator[str]:
+    """The address of a model that is never silent for long, and never done."""
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n")
+            while not writer.transport.is_closing():
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    finally:
+        server.close()
+
+
+async def test_a_model_that_takes_too_long_has_failed(bench: Bench) -> None:
+    begin = {"domain": "airline", "task": "0"}
+    async with dripping() as url:
+        given = {"TAU2_USER_MODEL": "slow", "TAU2_USER_BASE_URL": url, "TAU2_USER_TIMEOUT": "0.5"}
+        async with started(bench, environment_variables=given) as env:
+            with pytest.raises(ModelError, match="the user model did not answer within 0.5 s"):
+                await env.reset(3, begin)
+        async with started(bench, environment_variables={**given, "TAU2_USER_TIMEOUT": "soon"}) as env:
+            with pytest.raises(Invalid, match="TAU2_USER_TIMEOUT is 'soon'"):
+                await env.reset(3, begin)
+
+
+async def test_who_does_not_wait_for_the_answer_is_scored_with_it(bench: Bench) -> None:
+    async with (
+        model(saying("Hello.")) as user,
+        model(verdict(True)) as judge,
+        with_models(bench, user, judge, TAU2_USER_TIMEOUT="2") as env,
+    ):
+        begin = {"domain": "airline", "task": "0"}
+        await env.reset(3, begin)
+        user.answers = [HANG]
+        with pytest.raises(CallTimeout):
+            await env.call_tool("send_message", {"message": "Hello?"}, timeout=0.5)
+        user.answers = [saying("Nothing more. ###STOP###")]
+        assert (await env.call_reward())["score"] == 1.0
+        assert await env.call_function("done") == {"done": True, "reason": "stop", "turns": 1}
+        assert "agent: Hello?\ncustomer: Nothing more." in judge.asked[-1]["messages"][1]["content"]
+
+        user.answers = [saying("Hello.")]
+        await env.reset(3, begin)
+        user.answers, user.hanging = [HANG], asyncio.Event()
+        asking = asyncio.create_task(env.call_tool("send_message", {"message": "Hello?"}))
+        await user.hanging.wait()
+        for asked in (env.call_reward(), asking):  # the first while the user is still being asked
+            with pytest.raises(ModelError, match="the user model did not answer within 2 s"):
+                await asked
 
 
 # Tasks of the benchmark's own repository

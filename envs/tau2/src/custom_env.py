@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import inspect
+from threading import Lock
 from typing import Any
 
 from tau2_env import carrier
@@ -14,6 +15,7 @@ from tau2_env.users import MOST_TURNS, ModelUser, Said, ScriptedUser, User
 from aenv import (
     Context,
     Invalid,
+    ModelError,
     ToolError,
     register_function,
     register_reset,
@@ -45,8 +47,12 @@ class Episode:
         self.opening = Said("")
         self.ending = ""
         self.turns = 0
-        self.waiting = False
-        """Whether the user is about to say something."""
+        self.turn = Lock()
+        """Held while the user is about to say something."""
+        self.lost: ModelError | None = None
+        """Why the user has not answered: without an answer, nobody knows how the conversation would have ended."""
+        self.unheard: str | None = None
+        """What the agent said last, when it left before the user had answered."""
 
 
 class _Current:
@@ -101,18 +107,22 @@ for _name in dict.fromkeys(name for domain in DOMAINS.values() for name in domai
 
 async def _ask(episode: Episode, message: str | None) -> Said:
     """Let the user speak, and keep what was said: nothing of it, when the user could not."""
-    if episode.waiting:
+    if not episode.turn.acquire(blocking=False):
         raise ToolError("the user is about to answer: send one message at a time")
-    episode.waiting = True
+    episode.unheard = message
     try:
         said = await episode.user.answer(message)
+        episode.lost = episode.unheard = None
+        if message is not None:
+            episode.state.say("assistant", message)
+            episode.turns += 1
+        episode.state.say("user", said.text)
+        episode.ending = said.ending or ("too many turns" if episode.turns >= MOST_TURNS else "")
+    except ModelError as exc:
+        episode.lost, episode.unheard = exc, None
+        raise
     finally:
-        episode.waiting = False
-    if message is not None:
-        episode.state.say("assistant", message)
-        episode.turns += 1
-    episode.state.say("user", said.text)
-    episode.ending = said.ending or ("too many turns" if episode.turns >= MOST_TURNS else "")
+        episode.turn.release()
     return said
 
 
@@ -252,4 +262,14 @@ def score() -> dict[str, Any]:
     basis, the parts that count for this task, and not_judged, those that nobody could judge and that are left out.
     """
     episode = _episode()
-    return asyncio.run(evaluate(episode.state, episode.judge))
+    with episode.turn:  # what the user is about to say counts, too
+        pass
+    return asyncio.run(_scored(episode))
+
+
+async def _scored(episode: Episode) -> dict[str, Any]:
+    if episode.unheard is not None:  # to leave early is no way out of a score, and the user's slowness is no zero
+        await _ask(episode, episode.unheard)
+    if episode.lost is not None:
+        raise episode.lost
+    return await evaluate(episode.state, episode.judge)

@@ -13,8 +13,9 @@ from inspect_evals.tau2.retail.tools import get_retail_tools
 from inspect_evals.tau2.utils import get_pydantic_hash
 from tau2_env import phone
 from tau2_env.carrier import DOMAINS
+from tau2_env.chat import TIMEOUT
 
-from aenv import ToolError
+from aenv import Environment, ToolError
 
 DATABASES = {"airline": get_airline_tools, "retail": get_retail_tools}
 
@@ -39,6 +40,10 @@ def test_the_digest_is_the_benchmarks_whatever_was_changed(domain):
                     asyncio.run(state.call("assistant", step["name"], step["arguments"]))
         assert db.get_hash() == get_pydantic_hash(db)
     assert begin(domain, "0").get_hash() == untouched
+
+
+def test_a_model_fails_before_the_call_that_waits_for_it():
+    assert Environment("tau2").timeout - TIMEOUT >= 15
 
 
 def test_a_record_belongs_to_the_episode_that_takes_it():

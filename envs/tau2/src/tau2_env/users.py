@@ -50,6 +50,10 @@ class ModelUser:
         self._tools = [_offered(tool) for tool in state.domain.user_tools.values()]
 
     async def answer(self, message: str | None) -> Said:
+        async with self._chat.in_time():
+            return await self._answer(message)
+
+    async def _answer(self, message: str | None) -> Said:
         heard = {"role": "user", "content": USER_MESSAGE.text if message is None else message}
         messages = [*self._messages, heard]  # kept when there is an answer: without one, the same can be sent again
         for _ in range(MOST_CALLS):
