@@ -51,7 +51,7 @@ def test_a_minimal_project_has_the_defaults(root):
     found = project.read(put(root, MINIMAL))
     assert (found.root, found.name, found.version, found.source) == (root, "demo", "1.2.3", root)
     assert (found.description, found.tags, found.ttl, found.environment_variables) == ("", (), None, {})
-    assert found.timeouts == (None, None, None)
+    assert found.timeouts == (None, None, None, None)
     assert (found.protocol, found.test_script, found.storage_name) == (None, "", "demo")
     assert found.dockerfile == root / "Dockerfile"
     assert found.value("deployConfig.cpu") == "1"
@@ -63,7 +63,7 @@ def test_what_is_set_is_read(root):
     config = deploy(
         ttl="1h30m",
         environmentVariables={"A": "1", "PORT": 80},
-        timeouts={"startup": 90, "call": "2m"},
+        timeouts={"startup": 90, "call": "2m", "suspend": "5s"},
         protocol="2025-11-25",
         podTemplate="dualcontainer",
         network={"allow": ["example.org:443", "*.example.org:80", "[::1]:22"]},
@@ -80,7 +80,7 @@ def test_what_is_set_is_read(root):
     found = project.read(put(root, config))
     assert found.source == root / "src"
     assert found.ttl == 5400
-    assert found.timeouts == (90, 120, None)
+    assert found.timeouts == (90, 120, None, 5)
     assert found.environment_variables == {"A": "1", "PORT": "80"}
     assert (found.protocol, found.description, found.tags) == ("2025-11-25", "a demo", ("linux",))
     assert (found.test_script, found.storage_name, found.warnings) == ("make check", "data", ())

@@ -9,6 +9,7 @@
       NotFound                    not_found          404
         NotServed                 not_served         404   the server has no such route
       Conflict                    conflict           409
+        Diverged                  diverged           409   what was done again came to something else than before
       RateLimited                 rate_limited       429
       Unsupported                 unsupported        501
       StorageFull                 storage_full       507   no room is left where it was to be kept
@@ -88,6 +89,10 @@ class NotServed(NotFound):
 
 class Conflict(AEnvError):
     code, status = "conflict", 409
+
+
+class Diverged(Conflict):
+    code = "diverged"
 
 
 class RateLimited(AEnvError):

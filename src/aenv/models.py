@@ -137,6 +137,9 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     preload: bool | str = "auto"
     idle: float | None = None
     """Seconds without a call after which the sandbox may end itself."""
+    suspend: float | None = None
+    """Seconds without a call after which the sandbox may stand still until the next one, where its engine can do that;
+    None leaves it to the engine."""
     lasting: bool = False
     """Whether it lives until it is deleted, whatever ``ttl`` says: a replica of a service."""
     volumes: list[Volume] = []
@@ -144,6 +147,10 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     """Whether it waits to be specialised, with its variables, arguments and seed, before it runs."""
     owner_token_sha256: str | None = None
     """Digest of the token that opens the sandbox to its owner. The engine never sees the token."""
+    forkable: bool = False
+    """Whether the project allows that it is forked while it lives."""
+    forked_from: str = ""
+    """The sandbox that it is a fork of: it begins where that one is, with its files and its memory."""
 
 
 class State(StrEnum):

@@ -316,9 +316,6 @@ async def test_powers_that_an_engine_does_not_have_are_named():
         engine.upload("one", "file", b""),
         engine.download("one", "file"),
         engine.expose("one", 80),
-        engine.checkpoint("one"),
-        engine.restore("one", "two"),
-        engine.fork("one", 2),
     ):
         with pytest.raises(Unsupported, match="the never-ready engine cannot "):
             await power

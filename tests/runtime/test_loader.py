@@ -11,7 +11,7 @@ import pytest
 
 from aenv.errors import StartFailed
 from aenv.project import Project
-from aenv.runtime import registry
+from aenv.runtime import app, delivery, registry
 from aenv.runtime.loader import RESERVED, Loaded, load, source_files, unload
 from aenv.runtime.registry import Mark
 
@@ -313,6 +313,12 @@ def test_an_endpoint_that_is_the_runtimes(endpoint: str) -> None:
         Loaded([mark("function", endpoint=endpoint)])
     assert caught.value.message.startswith(mark("function").place)
     assert caught.value.hint
+
+
+def test_what_the_runtime_serves_is_its_own_and_nothing_else() -> None:
+    paths = (*app.EXACT, *map("/{}".format, app.PREFIX), delivery.PATH)
+    assert set(RESERVED) == {f"/{path.split('/')[1]}" for path in paths}
+    assert len(RESERVED) == len(set(RESERVED))
 
 
 def test_an_endpoint_may_begin_like_a_reserved_one() -> None:

@@ -172,6 +172,8 @@ class Engine(ABC):
             if not creating.done():
                 creating.cancel()
                 await finish(_ended(creating))
+            elif not creating.cancelled():
+                creating.exception()  # taken note of, also where its caller has just left
         if sandbox.state is State.RUNNING:
             return sandbox
         return await self.wait(id, deadline - loop.time())
@@ -237,6 +239,12 @@ class Engine(ABC):
                     f"the {self.name} engine does not give {name[:100]!r}", hint=f"use {', '.join(RESOURCES)}"
                 )
 
+    def check_fork(self, forked_from: str) -> None:
+        """Raise unless a sandbox can begin as a fork of that one, which lives; empty is no wish. Asked as
+        ``check_second`` is. Whether that very one can be forked at that moment, ``create`` finds out."""
+        if forked_from:
+            raise self._cannot("fork a sandbox that lives")
+
     async def prepare(self, spec: SandboxSpec) -> bool:
         """Do now what the first sandbox of such a spec would have to wait for, and keep it: packages, an image. False
         when this engine keeps nothing, and nothing was done."""
@@ -282,18 +290,6 @@ class Engine(ABC):
     async def expose(self, id: str, port: int) -> str:
         """A URL for something that listens on a port inside."""
         raise self._cannot("expose a port")
-
-    async def checkpoint(self, id: str) -> str:
-        """Keep the state of this moment under an id."""
-        raise self._cannot("checkpoint")
-
-    async def restore(self, id: str, checkpoint: str) -> None:
-        """Put a sandbox back to a checkpoint of it."""
-        raise self._cannot("restore")
-
-    async def fork(self, id: str, count: int) -> list[Sandbox]:
-        """Live siblings with the state of this moment."""
-        raise self._cannot("fork")
 
     def _cannot(self, what: str) -> Unsupported:
         return Unsupported(f"the {self.name} engine cannot {what}")

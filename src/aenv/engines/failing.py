@@ -17,8 +17,7 @@ from aenv.errors import AEnvError, NotFound, StartFailed
 from aenv.models import Sandbox, SandboxSpec, Second, State
 
 _POWERS = (
-    *("check_second", "check_resources", "output", "update", "exec", "upload", "download"),
-    *("expose", "checkpoint", "restore", "fork"),
+    *("check_second", "check_resources", "check_fork", "output", "update", "exec", "upload", "download", "expose"),
 )
 
 

@@ -100,6 +100,7 @@ class PlainEngine(Engine):
         "datasource-read-only": "the data is as writable as it is on this machine",
         "tmp-apart": "all processes have the same /tmp",
         "processes-apart": "all processes see each other",
+        "state-goes-elsewhere": "what a process may write is not its own alone",
     }
 
     def __init__(self) -> None:
@@ -112,6 +113,7 @@ class PlainEngine(Engine):
         if box is None:
             self.check_second(spec.second)
             self.check_resources(spec.resources)
+            self.check_fork(spec.forked_from)
             _check(spec)
             box = self._boxes[id] = _Box(id, spec)
             box.life = asyncio.create_task(self._live(box))

@@ -172,6 +172,9 @@ class RemoteEngine(Engine):
     def check_resources(self, resources: Mapping[str, str]) -> None:
         """What is to be had the engine there knows, and says so to ``create``."""
 
+    def check_fork(self, forked_from: str) -> None:
+        """So does it that."""
+
     async def prepare(self, spec: SandboxSpec) -> bool:
         return (await self._told("PUT", WARMUP, await self._wanted(spec), spec)).status != ""
 

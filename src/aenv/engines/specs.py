@@ -37,5 +37,7 @@ def complete(spec: SandboxSpec, found: Project, *, stamp: str = "", machine: str
         resources=limits | spec.resources,
         network=spec.network if spec.network is not None else found.value("deployConfig.network"),
         preload=found.value("deployConfig.preload") if spec.preload == "auto" else spec.preload,
+        forkable=found.forkable,
         idle=spec.idle if spec.idle is not None else found.timeouts.idle,
+        suspend=spec.suspend if spec.suspend is not None else found.timeouts.suspend,
     )

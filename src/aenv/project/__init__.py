@@ -45,6 +45,7 @@ class Timeouts(NamedTuple):
     startup: float | None = None
     call: float | None = None
     idle: float | None = None
+    suspend: float | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,16 @@ class Project:
         """The MCP revision the project insists on, if any."""
         found: str | None = self.value("deployConfig.protocol")
         return found
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the same calls after the same seed come to the same, by the author's word."""
+        return bool(self.value("deployConfig.deterministic"))
+
+    @property
+    def forkable(self) -> bool:
+        """Whether its instances may be forked while they live, by the author's word."""
+        return bool(self.value("deployConfig.forkable"))
 
     @property
     def test_script(self) -> str:

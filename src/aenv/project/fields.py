@@ -202,6 +202,7 @@ FIELDS = (
     Field("deployConfig.timeouts.startup", _DURATION),
     Field("deployConfig.timeouts.call", _DURATION),
     Field("deployConfig.timeouts.idle", _DURATION),
+    Field("deployConfig.timeouts.suspend", _DURATION),
     Field("deployConfig.protocol", _matches(_REVISION, 'must be an MCP revision such as "2025-11-25"')),
     Field("deployConfig.pool", _OBJECT, {}),
     Field("deployConfig.pool.min", _integer(0), 0),

@@ -17,7 +17,7 @@ import msgspec
 
 from aenv import __version__
 from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxLost, TooLarge
-from aenv.runtime import delivery, files, ports, trusted
+from aenv.runtime import delivery, files, functions, ports, trusted
 from aenv.runtime.access import Guard
 from aenv.runtime.answers import BYTES, Answer, Answers, Request, Response
 from aenv.runtime.commands import Command
@@ -65,6 +65,8 @@ class App:
         self._max_body = max_body
         self._theirs: frozenset[str] = frozenset()
         self._in_flight = 0
+        self._begun = 0
+        """How many calls there were that may have changed something."""
         self._last = monotonic()
 
     def wrap(self, wrapped: Wrapped) -> None:
@@ -204,6 +206,7 @@ class App:
             self.calls.add(reply.task)
             if is_call(request):
                 self._in_flight += 1
+                self._begun += request.method != "GET"
                 reply.task.add_done_callback(self._ended)
             else:
                 reply.task.add_done_callback(self._closed)
@@ -277,6 +280,9 @@ class App:
                 "runtime": __version__,
                 "protocols": [MODERN, *LEGACY],
                 "protocol": project.protocol,
+                "deterministic": project.deterministic,
+                "forkable": project.forkable,
+                "saves": self.service.saves,
                 "tools": list(loaded.tools),
                 "rewards": list(loaded.rewards),
                 "reward_schemas": [_offered(function) for function in loaded.rewards.values()],
@@ -336,6 +342,40 @@ class App:
             return success(await self.service.reset(seed, arguments))
 
         return working(answer())
+
+    def reseed(self, request: Request, rest: str) -> Reply:
+        seed = json_object(request.body).get("seed")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise Invalid('reseed takes {"seed": an integer}')
+        self.service.reseed(seed)
+        return success(None)
+
+    def save(self, request: Request, rest: str) -> Reply:
+        self._check_quiet()
+        begun = self._begun
+
+        async def answer() -> Response:
+            content = await self.service.save(self._max_body)
+            if self._begun != begun:
+                raise Conflict("it was called while it was saved", hint="wait for the answers of calls first")
+            return Response(200, content, BYTES)
+
+        return working(answer())
+
+    def restore(self, request: Request, rest: str) -> Reply:
+        self._check_quiet()
+
+        async def answer() -> Response:
+            await self.service.restore(request.body)
+            return success(None)
+
+        return working(answer())
+
+    def _check_quiet(self) -> None:
+        if self._in_flight:
+            raise Conflict(f"calls under way: {self._in_flight}", hint="wait for their answers first")
+        if left := functions.abandoned(asyncio.get_running_loop()):
+            raise Conflict(f"calls that were given up still run: {left}", hint="wait until their functions return")
 
     def read_file(self, request: Request, rest: str) -> Reply:
         path = self._path(request)
@@ -455,6 +495,8 @@ EXACT: dict[str, dict[str, tuple[Access, Handler]]] = {
     "/functions/list": {"GET": (Access.OWNER, App.list_functions)},
     "/tools": {"GET": (Access.AGENT, App.list_tools)},
     "/reset": {"POST": (Access.OWNER, App.reset)},
+    "/reseed": {"POST": (Access.OWNER, App.reseed)},
+    "/state": {"GET": (Access.OWNER, App.save), "PUT": (Access.OWNER, App.restore)},
     "/files": {"GET": (Access.OWNER, App.read_file), "PUT": (Access.OWNER, App.write_file)},
     "/exec": {"POST": (Access.OWNER, App.exec)},
     "/history": {"GET": (Access.OWNER, App.history)},

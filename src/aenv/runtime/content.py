@@ -69,6 +69,12 @@ def plain(value: Any, result: Result, who: str) -> msgspec.Raw:
     return msgspec.Raw(returned.json or encode(returned.value, who))
 
 
+def data(value: Any, result: Result, who: str) -> msgspec.Raw:
+    """A value as JSON for who reads it back as that type: nothing in it is content."""
+    returned = result.check(value)
+    return msgspec.Raw(returned.json or encode(returned.value, who))
+
+
 def _blocks(value: Any, who: str) -> list[dict[str, Any]] | None:
     """Content blocks for what is content by itself, ``None`` for data."""
     if value is None:

@@ -42,7 +42,7 @@ async def is_directory(path: Path) -> bool:
         with _explained(path, "read"):
             return stat.S_ISDIR(os.stat(path).st_mode)
 
-    return await _apart(look)
+    return await apart(look)
 
 
 async def listing(path: Path) -> dict[str, Any]:
@@ -54,7 +54,7 @@ async def listing(path: Path) -> dict[str, Any]:
         shown = [_entry(entry) for entry in sorted(entries[:MOST_ENTRIES], key=lambda entry: entry.name)]
         return {"path": printable(str(path)), "entries": shown, "truncated": len(entries) > MOST_ENTRIES}
 
-    return await _apart(look)
+    return await apart(look)
 
 
 def _entry(entry: os.DirEntry[str]) -> dict[str, Any]:
@@ -88,8 +88,8 @@ async def pieces(path: Path) -> AsyncGenerator[bytes, None]:
             return file.read(most)
 
     try:
-        left = await _apart(begin) or sys.maxsize  # files under /proc have no size
-        while piece := await _apart(functools.partial(read, min(PIECE, left))):
+        left = await apart(begin) or sys.maxsize  # files under /proc have no size
+        while piece := await apart(functools.partial(read, min(PIECE, left))):
             left -= len(piece)
             yield piece
     finally:
@@ -117,7 +117,7 @@ async def write(path: Path, content: bytes) -> None:
         with _explained(path, "written"):
             _write(path, content)
 
-    await _apart(put)
+    await apart(put)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -169,7 +169,12 @@ def _threads(loop: asyncio.AbstractEventLoop) -> Threads:
     return Threads(4)
 
 
-async def _apart(work: Callable[[], T]) -> T:
+def rest_threads(loop: asyncio.AbstractEventLoop) -> None:
+    """End those that are idle; another is started when it is needed."""
+    _threads(loop).close()
+
+
+async def apart(work: Callable[[], T]) -> T:
     """Run ``work`` in a thread, to its end: half a write helps nobody, and what it opened has to be closed."""
     outcome: Outcome | None = None
 

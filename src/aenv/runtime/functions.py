@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
-from aenv.errors import AEnvError, AuthorError, Invalid, ModelError, SandboxLost
+from aenv.errors import AEnvError, AuthorError, Invalid, ModelError, SandboxLost, Unsupported
 from aenv.runtime import docstrings, threads
 from aenv.runtime.context import Context, printable
 from aenv.runtime.registry import Mark
@@ -137,6 +137,16 @@ def _threads(loop: asyncio.AbstractEventLoop) -> Threads:
     return Threads()
 
 
+def abandoned(loop: asyncio.AbstractEventLoop) -> int:
+    """How many functions still run whose calls were given up."""
+    return _threads(loop).abandoned
+
+
+def rest_threads(loop: asyncio.AbstractEventLoop) -> None:
+    """End the threads that are idle; another is started when it is needed."""
+    _threads(loop).close()
+
+
 def end_threads(loop: asyncio.AbstractEventLoop) -> None:
     """End the threads of a loop that has run its last."""
     _threads(loop).close()
@@ -162,5 +172,7 @@ async def run_hook(function: Function, context: Context, arguments: dict[str, An
 def author_error(function: Function, raised: Raised) -> AEnvError:
     """What the caller of a reward, function or hook is told when it raised."""
     if isinstance(raised.cause, (Invalid, SandboxLost, ModelError)):  # the caller is at fault, or what it uses failed
+        return raised.cause
+    if function.mark.kind in ("save", "load") and isinstance(raised.cause, Unsupported):  # so there is another way
         return raised.cause
     return AuthorError(f"{function.mark.kind} {function.name}() raised {raised.summary}")

@@ -19,8 +19,8 @@ from aenv.runtime.functions import Function
 from aenv.runtime.registry import Mark
 
 RESERVED = (
-    *("/mcp", "/health", "/task", "/functions", "/tools", "/reset", "/calls", "/info"),
-    *("/files", "/exec", "/history", "/ports", "/shell", "/specialise", "/delivery"),
+    *("/mcp", "/health", "/task", "/functions", "/tools", "/reset", "/reseed", "/calls", "/info"),
+    *("/state", "/files", "/exec", "/history", "/ports", "/shell", "/specialise", "/delivery"),
 )
 """First path segments that a function's own endpoint may not take."""
 _IMPORTING = ("<frozen importlib", importlib.__file__, __file__)
@@ -40,6 +40,9 @@ class Loaded:
         self.teardowns: list[Function] = []
         self.health: Function | None = None
         self.reset: Function | None = None
+        self.save: Function | None = None
+        self.load: Function | None = None
+        """Says where the environment is, and goes on from there. Both or none."""
         found = list(servers)
         if len(found) > 1:
             raise StartFailed(
@@ -49,6 +52,7 @@ class Loaded:
         """An MCP server object of the author's own, FastMCP's or the official SDK's."""
         for mark in marks:
             self._add(mark)
+        self._check_pair()
 
     def _add(self, mark: Mark) -> None:
         function = Function(mark)
@@ -68,8 +72,32 @@ class Loaded:
             self.teardowns.append(function)
         elif mark.kind == "health":
             self.health = _only(self.health, function)
+        elif mark.kind == "save":
+            self.save = _only(self.save, function)
+        elif mark.kind == "load":
+            self.load = _only(self.load, function)
         else:
             self.reset = _only(self.reset, function)
+
+    def _check_pair(self) -> None:
+        if (self.save is None) != (self.load is None):
+            one, other = ("save", "load") if self.load is None else ("load", "save")
+            alone = self.save or self.load
+            assert alone is not None
+            raise StartFailed(
+                f"{alone.mark.place}: {alone.name}() has @register_{one}, and nothing has @register_{other}",
+                hint="what is saved must be loaded: register both",
+            )
+        if self.save is not None and self.save.arguments.schema.get("required"):
+            raise StartFailed(
+                f"{self.save.mark.place}: {self.save.name}() takes an argument",
+                hint="it is given none, and may have a Context",
+            )
+        if self.load is not None and len(self.load.arguments.schema["properties"]) > 1:
+            raise StartFailed(
+                f"{self.load.mark.place}: {self.load.name}() takes more than one argument",
+                hint="it is given what was saved, and may have a Context",
+            )
 
     def _add_endpoint(self, function: Function, endpoint: str) -> None:
         path = "/" + endpoint.strip("/")
@@ -101,7 +129,7 @@ def _twice(name: str, first: Function, second: Function) -> StartFailed:
     hint = f"rename one, or give one a name: @register_{kind}(name=...)"
     if first.mark.place == second.mark.place:
         hint = "the file is imported under two names; import it the same way everywhere"
-    elif kind in ("health", "reset"):
+    elif kind in ("health", "reset", "save", "load"):
         hint = "keep one"
     return StartFailed(f"{kind} {name!r} is registered twice: {first.mark.place} and {second.mark.place}", hint=hint)
 

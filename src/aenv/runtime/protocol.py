@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import http
+import os
+import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -92,6 +94,37 @@ class Connection(asyncio.Protocol):
         self._is_again = False
         """Whether a head is read that is known already."""
         self._taken_over = False
+        self._hung_up = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it was used, and nothing is under way on it now, in either direction. A new one is about to be."""
+        if self._in_head or not self._url:
+            return False
+        under_way = self._active or self._reading or self._waiting or self._untold or self.writable
+        return not (under_way or self.transport.get_write_buffer_size())
+
+    def hang_up(self) -> bool:
+        """Close it while it is idle; False when something has come by now, which is answered first.
+
+        The client's side is shut before that is looked at: what it sends later is refused, so nothing is lost unread.
+        Then ours is, so that it sees at once that this connection is no use.
+        """
+        if self.transport.is_closing():
+            return True
+        with socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno())) as sock:
+            try:
+                sock.shutdown(socket.SHUT_RD)
+                self._hung_up = bool(sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+                if not self._hung_up:
+                    sock.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass  # the client has left
+        if self._hung_up:
+            self._closing = True
+        else:
+            self.transport.close()
+        return not self._hung_up
 
     # asyncio.Protocol
 
@@ -110,6 +143,10 @@ class Connection(asyncio.Protocol):
         for exchange in (self._active, self._reading):
             if exchange is not None:
                 exchange.leave()
+
+    def eof_received(self) -> bool:
+        """Whether it stays open for an answer."""
+        return self._hung_up
 
     def data_received(self, data: bytes) -> None:
         if self._early is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
-Kind = Literal["tool", "reward", "function", "health", "setup", "teardown", "reset", "agent"]
+Kind = Literal["tool", "reward", "function", "health", "setup", "teardown", "reset", "save", "load", "agent"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -198,4 +198,17 @@ def register_reset(function: F) -> F:
     """Put the environment back to its beginning, or that of a task, for ``Environment.reset``. It may take ``seed``,
     and whatever else a task says in its ``reset``."""
     _mark("reset", function, None)
+    return function
+
+
+def register_save(function: F) -> F:
+    """Say what another sandbox must know to go on in the place of this one, beside the files: whatever JSON can carry,
+    or bytes. It raises ``Unsupported`` where nothing that it could say would do."""
+    _mark("save", function, None)
+    return function
+
+
+def register_load(function: F) -> F:
+    """Go on from what the function of ``register_save`` returned, its one argument. The files are in place by then."""
+    _mark("load", function, None)
     return function

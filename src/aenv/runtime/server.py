@@ -27,6 +27,7 @@ from aenv.runtime.context import Instance
 from aenv.runtime.hidden import Hidden
 from aenv.runtime.mcp import LEGACY, MODERN
 from aenv.runtime.protocol import Connections
+from aenv.runtime.resting import Door, Resting
 from aenv.runtime.service import Service, Unhealthy
 from aenv.runtime.warm import Driver, Told, Warm, import_early, timed
 from aenv.runtime.work import move
@@ -279,6 +280,12 @@ class Server:
         """Where the time of coming up went, in seconds."""
         self.begins: Callable[[str], None] | None = None
         """Told the name of a phase of coming up, ``setup`` or ``health``, when it begins."""
+        self.watch: Callable[[int, asyncio.Event, Callable[[], None]], None] = stop_at_end
+        """What hears of the lifeline's end, and of somebody who waits."""
+        self.connections = Connections(app)
+        self.door = Door(sock, self.connections)
+        self.resting: Resting | None = None
+        """When it lets nobody in, because nobody comes. Who hears of that sends anything on the lifeline to end it."""
 
     @cached_property
     def _grace(self) -> float:
@@ -294,6 +301,7 @@ class Server:
         lifeline: int | None = None,
         identify: Callable[[], float | None] | None = None,
         health: Callable[[str], None] | None = None,
+        again: bool = False,
     ) -> None:
         """Serve until a signal or the end of the lifeline; then calls in flight get the grace time, and the author's
         teardown runs. ``ready`` is told the boot id once callers are let in.
@@ -303,18 +311,17 @@ class Server:
         when the author's health check passes. ``health`` is told in words when it does not any more, and with none
         when it does again.
 
-        A warm one is ready when it waits, and the rest comes when it is told what it is.
+        A warm one is ready when it waits, and the rest comes when it is told what it is. One that serves ``again`` has
+        come up before it was forked.
         """
         stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        connections = Connections(self._app)
-        listen = loop.create_unix_server if self._socket.family == socket.AF_UNIX else loop.create_server
-        listening = await listen(connections, sock=self._socket, backlog=1024, start_serving=False)
+        connections, door = self.connections, self.door
+        await door.open(start_serving=False)
         idle = identify() if identify is not None else config.get("idle") or None
         if identify is None:
             stop_at_signals(stop)
         if lifeline is not None:
-            stop_at_end(lifeline, stop)
+            self.watch(lifeline, stop, self._heard)
         warm = self._app.warm
         if warm is not None:
             self.phases = warm.phases
@@ -322,15 +329,15 @@ class Server:
         is_up = False
         try:
             if warm is not None:
-                await listening.start_serving()
+                await door.let_in()
                 ready(self._app.boot)
                 if not await warm.told(stop):
                     return
             async with nullcontext() if warm is None else warm.becoming(stop):
-                is_up = await self._come_up(stop)
+                is_up = again or await self._come_up(stop)
                 if not is_up:
                     return
-                await listening.start_serving()
+                await door.let_in()
                 if reload:
                     watching.append(asyncio.create_task(self._reload()))
                 if idle is not None:
@@ -344,16 +351,22 @@ class Server:
                         watching.append(asyncio.create_task(self._watch_health(health)))
             if warm is None:
                 ready(self._app.boot)
+            if self.resting is not None:
+                watching.append(asyncio.create_task(self.resting.watch(self._app, connections, door)))
             await stop.wait()
         finally:
             for task in watching:
                 task.cancel()
-            listening.close()
+            door.close()
             await self._drain(connections)
             if is_up:
                 await self._tear_down()
             if self._app.wrapped is not None:
                 await self._app.wrapped.stop()
+
+    def _heard(self) -> None:
+        if self.resting is not None:
+            self.resting.heard()
 
     async def _come_up(self, stop: asyncio.Event) -> bool:
         """Wait for the second container, start a server of the author's own, and run their setup; False when it is to
@@ -478,10 +491,10 @@ def stop_at_signals(stop: asyncio.Event) -> None:
             asyncio.get_running_loop().add_signal_handler(number, _asked_to_stop, stop)
 
 
-def stop_at_end(lifeline: int, stop: asyncio.Event) -> None:
-    """Set ``stop`` when what the descriptor reads has ended."""
+def stop_at_end(lifeline: int, stop: asyncio.Event, heard: Callable[[], None] = lambda: None) -> None:
+    """Set ``stop`` when what the descriptor reads has ended. ``heard`` is called when something comes on it."""
     loop = asyncio.get_running_loop()
-    loop.add_reader(lifeline, _until_end, loop, lifeline, stop)
+    loop.add_reader(lifeline, _until_end, loop, lifeline, stop, heard)
 
 
 def _asked_to_stop(stop: asyncio.Event) -> None:
@@ -490,7 +503,7 @@ def _asked_to_stop(stop: asyncio.Event) -> None:
     stop.set()
 
 
-def _until_end(loop: asyncio.AbstractEventLoop, lifeline: int, stop: asyncio.Event) -> None:
+def _until_end(loop: asyncio.AbstractEventLoop, lifeline: int, stop: asyncio.Event, heard: Callable[[], None]) -> None:
     try:
         ended = not os.read(lifeline, 4096)
     except ConnectionResetError:  # it ended with something unread
@@ -498,6 +511,8 @@ def _until_end(loop: asyncio.AbstractEventLoop, lifeline: int, stop: asyncio.Eve
     if ended:
         loop.remove_reader(lifeline)
         stop.set()
+    else:
+        heard()
 
 
 async def _until_idle(app: App, limit: float, stop: asyncio.Event) -> None:

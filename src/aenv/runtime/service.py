@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -22,9 +23,9 @@ from aenv.errors import (
 )
 from aenv.models import ExecResult, ToolResult, to_json
 from aenv.project import Project
-from aenv.runtime import commands, seeds
+from aenv.runtime import commands, files, seeds, trusted
 from aenv.runtime.commands import Command
-from aenv.runtime.content import plain, tool_result
+from aenv.runtime.content import data, plain, tool_result
 from aenv.runtime.context import Context, Instance, Notify, silent
 from aenv.runtime.functions import Function, Raised, Timing, author_error, run_hook
 from aenv.runtime.hidden import Hidden
@@ -155,6 +156,55 @@ class Service:
             value = await run_hook(function, self.context(function.name), given)
             return plain(value, function.result, function.name)
 
+    @property
+    def saves(self) -> bool:
+        """Whether the author's code can say where it is, and go on from there in another sandbox."""
+        return self.loaded.save is not None
+
+    async def save(self, most: int) -> bytes:
+        """Where the environment is, for another sandbox to go on from."""
+        function = self.loaded.save
+        if function is None:
+            raise _no_saving()
+        saving = _saving()
+        with Noted(self.history, "save", function.name, {}):
+            value = await run_hook(function, self.context(function.name), {})
+            directory = self.instance.working_directory
+            if isinstance(value, (bytes, bytearray, memoryview)):
+                kept: dict[str, Any] = {"data": bytes(value)}
+            else:
+                kept = {"value": data(value, function.result, function.name)}
+            facts = {"seed": self.instance.seed, "drawn": seeds.drawn()}
+            return await files.apart(
+                lambda: saving.pack(saving.Said(places=saving.places(directory), **facts, **kept), most)
+            )
+
+    async def restore(self, content: bytes) -> None:
+        """Be where another sandbox was."""
+        function = self.loaded.load
+        if function is None:
+            raise _no_saving()
+        saving = _saving()
+        with Noted(self.history, "load", function.name, {}):
+            said = await files.apart(lambda: saving.unpack(self.instance.working_directory, content))
+            self.instance = self.instance._replace(seed=said.seed)
+            given: dict[str, Any] = {}
+            for name in function.arguments.schema["properties"]:  # the one that it has, if any
+                given = {name: said.data} if said.data is not None else function.decode(to_json({name: said.value}))
+            await run_hook(function, self.context(function.name), given)
+            seeds.go_on(said.drawn)
+
+    def reseed(self, seed: int) -> None:
+        """Let what draws go on from another seed, and everything else as it was."""
+        with Noted(self.history, "reseed", "", {"seed": seed}):
+            self.instance = self.instance._replace(seed=seed)
+            seeds.plant(seed)
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the author's health check runs at the moment."""
+        return self._checking is not None and not self._checking.done()
+
     async def health(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The author's health, or the default; raises ``Unhealthy``.
 
@@ -208,6 +258,21 @@ def _for_reset(function: Function, seed: int | None, arguments: dict[str, Any]) 
     if "seed" in arguments:
         raise Invalid("a reset is given its seed beside its arguments", hint="use reset(seed=...)")
     return function.decode(to_json({**arguments, **(own if seed is not None or "seed" in required else {})}))
+
+
+def _saving() -> ModuleType:
+    """Loaded when the first is saved, which in most sandboxes is never."""
+    with trusted.imports():
+        from aenv.runtime import saving
+
+        return saving
+
+
+def _no_saving() -> Unsupported:
+    return Unsupported(
+        "this environment does not say where it is",
+        hint="register functions with @register_save and @register_load",
+    )
 
 
 def lookup(table: dict[str, Function], name: str, kind: str) -> Function:

@@ -17,6 +17,8 @@ from typing import Any
 from aenv import config
 from aenv.errors import SandboxError
 
+NAME = "aenv-tool-"
+"""How the names of these threads begin."""
 WAIT = 30.0
 """Seconds a call waits for a thread when all of them are busy."""
 
@@ -59,6 +61,7 @@ class Threads:
         self._idle: list[_Inbox] = []
         self._waiting: deque[_Job] = deque()
         self._started = 0
+        self._running: set[_Job] = set()
         self._finished: deque[tuple[_Inbox, _Job, Outcome]] = deque()
         self._awake = False
         """Whether the loop has been told to look at what is finished."""
@@ -69,12 +72,17 @@ class Threads:
         most: int = self._given or config.get("threads")
         return most
 
+    @property
+    def abandoned(self) -> int:
+        """How many of them still do what nobody waits for any more."""
+        return sum(job.done.cancelled() for job in self._running)
+
     async def run(self, work: Callable[[], Any]) -> Outcome:
         """Run ``work`` in a thread. Cancelling abandons the thread, which cannot be stopped."""
         loop = asyncio.get_running_loop()
         job = _Job(work, loop.create_future())
         if self._idle:
-            self._idle.pop().put(job)
+            self._give(self._idle.pop(), job)
         elif self._started and self._started >= self._most:
             return await self._queued(job, loop)
         elif not self._start(job):
@@ -113,16 +121,21 @@ class Threads:
         """End the threads that are idle."""
         while self._idle:
             self._idle.pop().put(None)
+            self._started -= 1
+
+    def _give(self, inbox: _Inbox, job: _Job) -> None:
+        self._running.add(job)
+        inbox.put(job)
 
     def _start(self, job: _Job) -> bool:
         inbox: _Inbox = SimpleQueue()
-        inbox.put(job)
-        name = f"aenv-tool-{self._started + 1}"
+        name = f"{NAME}{self._started + 1}"
         try:
             threading.Thread(target=self._worker, args=(inbox,), name=name, daemon=True).start()
         except RuntimeError:
             return False
         self._started += 1
+        self._give(inbox, job)
         return True
 
     def _worker(self, inbox: _Inbox) -> None:
@@ -145,9 +158,10 @@ class Threads:
         self._awake = False
         while self._finished:
             inbox, job, outcome = self._finished.popleft()
+            self._running.discard(job)
             if not job.done.done():
                 job.done.set_result(outcome)
             if self._waiting:
-                inbox.put(self._waiting.popleft())
+                self._give(inbox, self._waiting.popleft())
             else:
                 self._idle.append(inbox)

@@ -175,7 +175,7 @@ def swapped(self, order, descriptors, handles):
     begin(self, order, descriptors, [kept[0]] if kept else handles)
 def fork(self, birth, order, descriptors, original=zygote._Children._fork):
     pid = original(self, birth, order, descriptors)
-    kept.append(os.pidfd_open(self._firsts[pid]))
+    kept.append(os.pidfd_open(self._firsts[pid][0]))
     return pid
 Birth.begin = swapped
 zygote._Children._fork = fork

@@ -236,6 +236,13 @@ def processes(pids: Iterator[int] | set[int]) -> list[Process]:
     return found
 
 
+def _space(process: Process) -> str:
+    """The process namespace that it is in; empty when it has just ended."""
+    with suppress(OSError):
+        return os.readlink(f"/proc/{process.pid}/ns/pid")
+    return ""
+
+
 class Family:
     """The processes of the engines that live in a home."""
 
@@ -293,10 +300,11 @@ class Family:
             done = await engine.exec(id, ["sh", "-c", "echo $PPID"])
             return Process(int(done.stdout))
         done = await engine.exec(id, ["readlink", "/proc/self/ns/pid"])
-        (found,) = [
-            process for process in self.instances() if os.readlink(f"/proc/{process.pid}/ns/pid") == done.stdout.strip()
+        everybody = {int(name) for name in os.listdir("/proc") if name.isdigit()}  # a live fork has no zygote above it
+        there = [
+            found for found in processes(everybody) if found.places[-1] != 1 and _space(found) == done.stdout.strip()
         ]
-        return found
+        return min(there, key=lambda found: found.places[-1])
 
 
 # What is left
@@ -323,7 +331,7 @@ class Pen:
         mounts, own = cgroups._mounts(), cgroups._own()
         if not {"memory", "pids", "cpu"} <= mounts.keys():
             return  # version 2 does not let a group that holds a process have groups with limits below it
-        for controller in ("memory", "pids", "cpu"):
+        for controller in ("memory", "pids", "cpu", *([""] if "" in mounts else [])):
             before = mounts[controller] / own[controller].lstrip("/")
             pen = before / f"pen-{os.getpid()}"
             try:

@@ -13,6 +13,7 @@ import pytest
 
 from aenv.engines.process import cgroups
 from aenv.engines.process.cgroups import Limits
+from aenv.engines.process.freezer import Freezer
 
 GROUP = f"aenv-{os.getpid()}-x"
 EVERYTHING = Limits(cpu=1.5, memory=64 * 1024**2, pids=20)
@@ -273,6 +274,40 @@ def test_version_2_knows_processes_and_want_of_memory(hierarchy, monkeypatch):
     (leaf / "cgroup.procs").write_text("")
     assert tree.remove() is True
     assert not (hierarchy / GROUP).exists()
+
+
+def test_version_2_is_asked_for_what_files_have_in_memory(hierarchy, monkeypatch):
+    Kernel(hierarchy, monkeypatch)
+    tree = cgroups.make("x")
+    tree.add("i0", EVERYTHING)
+    leaf = hierarchy / GROUP / "i0"
+    tree.reclaim("i0")
+    assert not (leaf / "memory.reclaim").exists()
+    (leaf / "memory.stat").write_text("anon 5000\nfile 9000\nshmem 2000\ninactive_file 3000\nactive_file 4000\n")
+    (leaf / "memory.reclaim").touch()
+    tree.reclaim("i0")
+    assert (leaf / "memory.reclaim").read_text() == "7000"
+
+
+def test_version_2_holds_a_cell_where_its_limits_are(hierarchy, monkeypatch):
+    Kernel(hierarchy, monkeypatch)
+    tree = cgroups.make("x")
+    with pytest.raises(OSError, match=r"Linux 5\.2"):
+        Freezer.make(tree)
+    for directory in (hierarchy / GROUP, hierarchy / GROUP / "i0"):
+        directory.mkdir(exist_ok=True)
+        (directory / "cgroup.freeze").write_text("0")
+    freezer = Freezer.make(tree)
+    assert freezer.roots == {}
+    assert freezer.gather("i0") is True
+    freezer.hold("i0")
+    assert (hierarchy / GROUP / "i0" / "cgroup.freeze").read_text() == "1"
+    freezer.let_go("i0")
+    assert (hierarchy / GROUP / "i0" / "cgroup.freeze").read_text() == "0"
+    freezer.let_go("nobody")
+    freezer.remove("i0")
+    freezer.close()
+    assert (hierarchy / GROUP / "i0").is_dir(), "it is the tree's to remove"
 
 
 @pytest.mark.parametrize("controllers", ["", "cpu memory", "cpuset io hugetlb"])

@@ -206,6 +206,29 @@ async def randomness_apart(bench: Bench) -> None:
     require(not same, f"both drew {same}")
 
 
+async def state_goes_elsewhere(bench: Bench) -> None:
+    """What is saved in one sandbox is loaded in another: memory, files of the work directory and of /tmp, and what was
+    removed."""
+    box, other = await bench.start(), await bench.start()
+    name = f"kept-{secrets.token_hex(4)}"
+    for path in (name, f"/tmp/{name}"):  # noqa: S108
+        await box.tool("write", path=path, text=f"at {path}")
+    for _ in range(3):
+        await box.tool("count")
+    await box.exec(["rm", "data.txt"])
+    await other.tool("write", path=f"{name}-more", text="of its own")
+    saved = await box.save()
+    drawn = await box.tool("randomness")
+    await other.load(saved)
+    require(await other.tool("count") == 4, "it does not have the memory")
+    for path in (name, f"/tmp/{name}"):  # noqa: S108
+        require(await other.tool("read", path=path) == f"at {path}", f"it does not have {path}")
+    require(await other.tool("read", path="data.txt") is None, "a file is there that was removed")
+    require(await other.tool("read", path=f"{name}-more") is None, "it has kept a file of its own")
+    require((await other.tool("randomness"))[0] == drawn[0], "it draws another number")
+    require(await box.tool("count") == 4, "the one that was saved is not as it was")
+
+
 def _text(file: Path) -> str | None:
     return file.read_text(encoding="utf-8") if file.exists() else None
 
@@ -230,4 +253,5 @@ CHECKS = (
     check(tmp_apart),
     check(processes_apart),
     check(randomness_apart),
+    check(state_goes_elsewhere),
 )

@@ -83,6 +83,7 @@ class DockerEngine(InsideEngine):
         if not _ID.fullmatch(id):
             raise Invalid(f"{id!r} is not an id", hint="use letters, digits, '-', '_' and '.', at most 128")
         self.check_second(spec.second)
+        self.check_fork(spec.forked_from)
         self.check_resources(spec.resources)
         containers.check(spec)
         _check_project(spec)
@@ -275,19 +276,20 @@ class DockerEngine(InsideEngine):
             whole = live.made in running and (live.second is None or live.second.made in running)
             if live.made and not whole and not live.state.over and await host.has_ended(live):
                 live.died.set()
+                live.left_alone |= gone
                 if live.state is State.RUNNING:
-                    self._later(self._over(live, gone=gone))
+                    self._later(self._over(live))
             elif whole and gone and live.state is State.RUNNING:
                 await Starting(host, live, self._base_image).open_again()
 
-    async def _over(self, live: Live, *, gone: bool = False, because: str = "") -> None:
-        """One that ran has ended, or its second container has, and nobody asked it to. ``gone``: the daemon was away
-        when it did. ``because``: it must end, for this reason."""
+    async def _over(self, live: Live, *, because: str = "") -> None:
+        """One that ran has ended, or its second container has, and nobody asked it to. ``because``: it must end, for
+        this reason."""
         if live.state.over or live.ending is not None:
             return
         host = await self._open()
         well, reason = (False, because) if because else await host.why(live)
-        if gone:
+        if live.left_alone:
             well, reason = False, f"the daemon was gone for a while, and ended it: {reason}"
         elif not because and not await host.daemon.is_there():
             well, reason = False, f"the daemon is going or gone, and ended it: {reason}"

@@ -112,6 +112,7 @@ class KubernetesEngine(InsideEngine):
     async def create(self, id: str, spec: SandboxSpec) -> Sandbox:
         manifests.check(id, spec)
         self.check_second(spec.second)
+        self.check_fork(spec.forked_from)
         self.check_resources(spec.resources)
         if not spec.image and not await asyncio.to_thread(os.path.isdir, spec.project):
             raise Invalid(f"{spec.env} has no project directory {spec.project!r}", hint="give one that exists")

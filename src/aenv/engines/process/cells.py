@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import shutil
 import signal
 import socket
+import time
 from collections.abc import Coroutine
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from aenv.engines import usage
-from aenv.engines.process import state
+from aenv.engines.process import state, users
 from aenv.engines.process.attest import attest, first_of
+from aenv.engines.process.cell import Cell, Shape
 from aenv.engines.process.cgroups import Limits
+from aenv.engines.process.gate import Gate
 from aenv.engines.process.jail import SPAN
 from aenv.engines.process.seconds import MOUNTS, Asking, Second
 from aenv.engines.process.site import Site
-from aenv.engines.process.wire import close_all, connect, discard, until
+from aenv.engines.process.wire import Channel, discard, failure, until
 from aenv.engines.process.zygotes import Zygote, bury
 from aenv.engines.stages import Stages
 from aenv.errors import AEnvError, SandboxLost, StartFailed, Unsupported
@@ -43,87 +44,14 @@ _MOST = SPAN - _FIRST_USER - 1
 _NAMESPACES = ("pid", "mnt", "ipc", "uts")
 _PROCESSES = 512
 """Most processes and threads of an instance."""
-
-
-class Shape(NamedTuple):
-    """What a cell may use. Sandboxes of one shape and zygote can have the same cell."""
-
-    cpu: float
-    memory: int
-    storage: int
-    network: str
-    """``none``, ``proxy`` or ``full``."""
-
-    @classmethod
-    def of(cls, spec: dict[str, Any], network: str) -> Self:
-        return cls(spec["cpu"], spec["memory"], spec["storage"], network)
-
-
-class Cell:
-    """One process with all that was made for it."""
-
-    def __init__(self, zygote: Zygote, shape: Shape, number: int, slot: int, path: Path) -> None:
-        self.channel, self.printed, report, log = connect()
-        self.zygote = zygote
-        self.shape = shape
-        self.number = number
-        self.slot = slot
-        self.path = path
-        """Where it is called."""
-        self.given = [report, log]
-        """Descriptors that its process is given, as long as it has not got them."""
-        self.mounts: list[str] = []
-        """Where the volumes among those are to be."""
-        self.pid = 0
-        self.pidfd: int | None = None
-        """The runtime's process."""
-        self.first: int | None = None
-        """The first process of its namespace, whose end ends all others in it."""
-        self.exit: asyncio.Future[int | str] | None = None
-        """How it ended: a code, or words."""
-        self.grouped = False
-        self.outlet: socket.socket | None = None
-        """Where it asks to be let out, when an allow-list says where to."""
-        self.second: Second | None = None
-        """The sandbox beside it."""
-
-    @property
-    def outlets(self) -> dict[str, socket.socket]:
-        """Where it and the sandbox beside it ask to be let out, by what distinguishes the two."""
-        found = {"": self.outlet, "/second": self.second.outlet if self.second is not None else None}
-        return {which: outlet for which, outlet in found.items() if outlet is not None}
-
-    @property
-    def alive(self) -> bool:
-        """Whether its process, once sealed, has not ended."""
-        assert self.pidfd is not None
-        ended = select.poll()
-        ended.register(self.pidfd, select.POLLIN)
-        return not ended.poll(0)
-
-    def add_volumes(self, mounts: list[str], mounted: list[int]) -> None:
-        """Have its process given these as well, before it is forked."""
-        self.mounts = mounts
-        self.given += mounted
-
-    def give(self) -> None:
-        """Only its process has them from now on."""
-        close_all(self.given)
-        self.given = []
-
-    @property
-    def leaf(self) -> str:
-        """The name of its control groups."""
-        return f"i{self.slot}"
-
-    @property
-    def url(self) -> str:
-        return f"unix:{self.path}"
-
-    @property
-    def last_words(self) -> str:
-        words = self.printed.last()
-        return f"; the last it printed:\n{words}" if words else ""
+_FIRST_MEMORY = 64 * 1024**2
+"""For the first process of a fork's namespace, and whoever makes it."""
+_PLACE = 2
+"""The process id of an instance that its zygote forked, in its own namespace."""
+_NESTED = 3
+"""Process namespaces from the spawner to an instance: the stub's, the zygote's and its own."""
+_DEEPEST = 24
+"""Generations of forks. The kernel nests 32 namespaces, and some are around the spawner."""
 
 
 class Cells:
@@ -147,6 +75,18 @@ class Cells:
             self._do(self.end(spare), zygote)
         return self._new(zygote, shape)
 
+    def branch(self, parent: Cell) -> Cell:
+        """A new cell, to be forked from one that lives. It is the caller's to end."""
+        if parent.generation >= _DEEPEST:
+            raise Unsupported(
+                f"it has {_DEEPEST} generations of forks before it, and the kernel takes no more",
+                hint="a sandbox that is made anew by its journal has none before it",
+            )
+        cell = self._new(parent.zygote, parent.shape)
+        cell.parent = parent
+        parent.branches += 1
+        return cell
+
     def user(self, cell: Cell) -> int:
         """The machine's user that the cell's process has, where each has its own."""
         return self._site.users + _FIRST_USER + cell.slot
@@ -157,6 +97,10 @@ class Cells:
         if not cell.pid:
             stages = stages or Stages()
             stages.begin("fork")
+            if cell.parent is not None:
+                await self._fork_from(cell, cell.parent)
+                await self._sealed(cell, stages)
+                return
             async with cell.zygote.turns:
                 await self._fork(cell)
                 await self._sealed(cell, stages)
@@ -258,17 +202,53 @@ class Cells:
 
     async def _fork(self, cell: Cell) -> None:
         """Make everything that the child is given, and have it forked."""
+        self._equip(cell)
+        if self._site.groups is not None:
+            cell.given += self._site.groups.open(cell.leaf)
+        cell.exit = await cell.zygote.fork(cell.number, self._order(cell), cell.given)
+        cell.give()
+
+    async def _fork_from(self, cell: Cell, parent: Cell) -> None:
+        """The same, by a cell that lives: it forks, and its fork is given users of its own."""
         groups = self._site.groups
+        assert groups is not None
+        if parent.gate is None:
+            raise Unsupported("the sandbox cannot be forked")
+        self._equip(cell)
+        groups.add(cell.first_leaf, Limits(cell.shape.cpu, _FIRST_MEMORY, 2))
+        cell.given += [*groups.open(cell.first_leaf), *groups.open(cell.leaf)]
+        refused = parent.refusals[cell.number] = asyncio.get_running_loop().create_future()
+        own = {"number": cell.number, "generation": cell.generation, "until": time.monotonic() + SEAL}
+        order = self._order(cell) | own
+        parent.forking += 1
+        try:
+            async with asyncio.timeout(SEAL):
+                with parent.gate.opened(parent.pid, SEAL):
+                    await parent.channel.send(order, cell.given)
+                    cell.give()
+                    message = await _first_word(cell.channel, refused)
+            parent.refusals.pop(cell.number, None)
+            if isinstance(message, dict) and (failed := message.get("failed")):
+                raise failure(failed)
+            if message != {"user": True} or cell.channel.pid is None or parent.pidfd is None:
+                raise SandboxLost("it ended before it was sealed")
+            users.give(cell.channel.pid, parent.pid)
+            await cell.channel.send({"given": True})
+        except TimeoutError:
+            raise StartFailed(f"it was not forked within {SEAL:g} s") from None
+        finally:
+            parent.forking -= 1
+
+    def _equip(self, cell: Cell) -> None:
+        """Make what every child is given."""
         cell.channel.ask_who()
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(cell.path))
             listener.listen(256)
+            if cell.shape.rests:
+                cell.listener = listener.dup()
             cell.given.insert(0, listener.detach())
         self._group(cell)
-        if groups is not None:
-            cell.given += groups.open(cell.leaf)
-        cell.exit = await cell.zygote.fork(cell.number, self._order(cell), cell.given)
-        cell.give()
 
     def _order(self, cell: Cell) -> dict[str, Any]:
         """What a fork needs to know in order to seal itself. No secrets: it is not sealed yet."""
@@ -283,6 +263,7 @@ class Cells:
             "project": cell.zygote.project,
             "directory": str(cell.path.with_suffix("")),
             "volumes": cell.mounts,
+            "forkable": cell.zygote.forkable,
         }
 
     async def _sealed(self, cell: Cell, stages: Stages) -> None:
@@ -296,12 +277,18 @@ class Cells:
         cell.pid = cell.channel.pid or 0
         cell.pidfd = cell.channel.take_pidfd()
         try:
+            if isinstance(message, dict) and (failed := message.get("failed")):
+                raise failure(failed)
             if not (isinstance(message, dict) and message.get("sealed")):
                 raise SandboxLost("it ended before it was sealed")
             if self._site.powers.namespaces:
                 self._attest(cell, descriptors)
             else:
                 cell.path.with_suffix(".pid").write_text(f"{cell.pid} {state.start_time(cell.pid)}")
+            if cell.parent is not None:
+                cell.gate = cell.parent.gate
+            elif cell.zygote.forkable and descriptors:
+                cell.gate = Gate(descriptors.pop())
             if cell.shape.network == "proxy":
                 cell.outlet = _outlet(descriptors)
         finally:
@@ -309,7 +296,7 @@ class Cells:
 
     def _attest(self, cell: Cell, descriptors: list[int]) -> None:
         if not descriptors or not first_of(descriptors[0], cell.pid):
-            raise StartFailed("the instance is not sealed: it is not the second process of a namespace")
+            raise StartFailed("the instance is not sealed: the first process of its namespace is not the one it names")
         cell.first = descriptors.pop(0)
         site = self._site
         attest(
@@ -317,9 +304,11 @@ class Cells:
             user=self.user(cell) if site.powers.privileged else os.getuid(),
             group=self.user(cell) if site.powers.privileged else os.getgid(),
             namespaces=_NAMESPACES if cell.shape.network == "full" else (*_NAMESPACES, "net"),
-            apart_from=cell.zygote.pid,
+            apart_from=cell.zygote.pid if cell.parent is None else cell.parent.pid,
             filters=2 if site.powers.seccomp else 0,
             groups=site.groups.paths(cell.leaf) if site.groups is not None else {},
+            place=_PLACE + cell.generation,
+            nested=_NESTED + cell.generation,
         )
 
     def used(self, cell: Cell) -> tuple[float, int]:
@@ -349,7 +338,9 @@ class Cells:
             return f"out of memory: it may use {cell.shape.memory / 1024**2:.0f} MiB{cell.last_words}"
         if cell.zygote.dead:
             return f"the process it came from ended, and it with it\n{cell.zygote.printed.last()}".rstrip()
-        if cell.exit is None or not cell.exit.done():
+        if cell.parent is not None:
+            how = "it ended"  # nobody but its own namespace is told how
+        elif cell.exit is None or not cell.exit.done():
             how = "it was killed"
         elif isinstance(code := cell.exit.result(), str):
             how = code
@@ -368,18 +359,42 @@ class Cells:
                 self._site.groups.let_run(cell.leaf)
             await cell.second.close()
             self._slots.append(cell.second.user - _FIRST_USER)
-        if cell.outlet is not None:
-            cell.outlet.close()
+        for sock in (cell.outlet, cell.listener):
+            if sock is not None:
+                sock.close()
         cell.channel.close()
         cell.printed.close()
         cell.path.unlink(missing_ok=True)
         if not self._site.powers.namespaces:
             cell.path.with_suffix(".pid").unlink(missing_ok=True)
             await asyncio.to_thread(shutil.rmtree, cell.path.with_suffix(""), ignore_errors=True)
-        await self._ungroup(cell)
-        self._slots.append(cell.slot)
+        await self._ungroup(cell, cell.leaf)
         cell.zygote.forget(cell.number)
+        cell.is_over = True
+        await self._finish(cell)
+
+    async def _finish(self, cell: Cell) -> None:
+        """Give back what the cells that were forked from it need, too, when none of them is left: the first process of
+        its namespace, which theirs are below, and its user, who owns theirs."""
+        if cell.branches:
+            return
+        if cell.first is not None:
+            first, cell.first = cell.first, None
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(first, signal.SIGKILL)
+            await self._gone(cell, first)
+        if cell.parent is not None:
+            await self._ungroup(cell, cell.first_leaf)
+        elif cell.gate is not None:
+            cell.gate.close()
+        elif cell.zygote.forkable and cell.exit is not None:
+            cell.zygote.kill(cell.number)  # one that was never sealed has a first process that only its zygote knows
+        self._slots.append(cell.slot)
         cell.zygote.instances -= 1
+        if cell.parent is not None:
+            cell.parent.branches -= 1
+            if cell.parent.is_over:
+                await self._finish(cell.parent)
 
     async def _kill(self, cell: Cell, *, ask: bool) -> None:
         """Back when all its processes are gone."""
@@ -390,23 +405,28 @@ class Cells:
         if not self._site.powers.namespaces and cell.pid:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(cell.pid, signal.SIGKILL)
-        handles = [pidfd for pidfd in (cell.first, cell.pidfd) if pidfd is not None]
-        cell.first = cell.pidfd = None
+        first = None if cell.branches else cell.first
+        handles = [pidfd for pidfd in (first, cell.pidfd) if pidfd is not None]
+        cell.first, cell.pidfd = (cell.first if first is None else None), None
         for pidfd in handles:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         if handles and self._site.groups is not None and cell.grouped:
             self._site.groups.let_run(cell.leaf)
         for pidfd in handles:
-            try:
-                await asyncio.wait_for(until(pidfd), REAP)
-            except TimeoutError:
-                # A namespace ends when its dead are reaped, which is for the zygote to do. One that does not is ended.
-                await cell.zygote.close()
-            bury(pidfd)  # a plain one is ours once its zygote is gone
-            os.close(pidfd)
+            await self._gone(cell, pidfd)
         if cell.exit is not None and not handles and not cell.exit.done():
             await self._kill_unknown(cell)
+
+    async def _gone(self, cell: Cell, pidfd: int) -> None:
+        """Wait until a process that is killed is gone."""
+        try:
+            await asyncio.wait_for(until(pidfd), REAP)
+        except TimeoutError:
+            # A namespace ends when its dead are reaped, which is for the zygote to do. One that does not is ended.
+            await cell.zygote.close()
+        bury(pidfd)  # a plain one is ours once its zygote is gone
+        os.close(pidfd)
 
     async def _kill_unknown(self, cell: Cell) -> None:
         """End a fork that never said that it is sealed: only its zygote knows it. One that does not do so is ended."""
@@ -418,18 +438,33 @@ class Cells:
         if not cell.exit.done() and not cell.zygote.dead:
             await cell.zygote.close()
 
-    async def _ungroup(self, cell: Cell) -> None:
-        """Remove its control groups, and first whatever is in them still."""
+    async def _ungroup(self, cell: Cell, leaf: str) -> None:
+        """Remove control groups of it, and first whatever is in them still."""
         groups = self._site.groups
         if groups is None or not cell.grouped:
             return
         for _ in range(int(STOP / 0.002)):
-            if groups.remove(cell.leaf):
+            if groups.remove(leaf):
                 return
-            for pid in groups.processes(cell.leaf):
+            for pid in groups.processes(leaf):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(0.002)
+
+
+async def _first_word(channel: Channel, refused: asyncio.Future[str]) -> Any:
+    """What a fork says first; ``Unsupported`` when its parent says why there is none."""
+    coming = asyncio.ensure_future(channel.receive())
+    try:
+        await asyncio.wait((coming, refused), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        coming.cancel()
+        await asyncio.wait((coming,))
+        if not coming.cancelled() and coming.exception() is None:
+            discard(coming.result()[1])
+    if refused.done():
+        raise Unsupported(f"the sandbox cannot be forked as it is: {refused.result()}")
+    return coming.result()[0]
 
 
 def _outlet(descriptors: list[int]) -> socket.socket:

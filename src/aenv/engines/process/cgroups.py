@@ -58,6 +58,10 @@ class Tree(ABC):
     def memory(self, leaf: str) -> int:
         """Bytes that the leaf has in memory, without what the kernel only keeps in case it is read again."""
 
+    @abstractmethod
+    def reclaim(self, leaf: str) -> None:
+        """Have the kernel take back what it only keeps in case that it is read again. It takes a while: in a thread."""
+
     @property
     @abstractmethod
     def _joining(self) -> str: ...
@@ -160,6 +164,10 @@ class Version1(Tree):
         used = int((place / "memory.usage_in_bytes").read_text())
         return max(used - _counter(place / "memory.stat", "total_inactive_file"), 0)
 
+    def reclaim(self, leaf: str) -> None:
+        with suppress(OSError):  # newer kernels may be built without it
+            _put(self.roots["memory"] / leaf / "memory.force_empty", "0")
+
 
 class Version2(Tree):
     """One hierarchy; its controllers are switched on level by level."""
@@ -191,6 +199,13 @@ class Version2(Tree):
         used = int((place / "memory.current").read_text())
         return max(used - _counter(place / "memory.stat", "inactive_file"), 0)
 
+    def reclaim(self, leaf: str) -> None:
+        place = self.roots[""] / leaf
+        kept = sum(_counter(place / "memory.stat", name) for name in ("inactive_file", "active_file"))
+        if kept:
+            with suppress(OSError):  # before Linux 5.19 there is no such file; and less than that may be to be had
+                _put(place / "memory.reclaim", str(kept))
+
 
 def make(name: str) -> Tree:
     """Directories for a spawner of that name; ``OSError`` says why this machine gives none."""
@@ -203,6 +218,14 @@ def make(name: str) -> Tree:
     if "" not in mounts:
         raise OSError("no control groups are mounted")
     return _below(mounts[""], mounts[""] / own[""].lstrip("/"), name)
+
+
+def unified(name: str) -> Path:
+    """A directory in version 2's hierarchy, below this process's group, whether there are controllers or none."""
+    mounts = _mounts()
+    if "" not in mounts:
+        raise OSError("version 2 of control groups is not mounted")
+    return mounts[""] / _own()[""].lstrip("/") / name
 
 
 def _below(top: Path, own: Path, name: str) -> Tree:

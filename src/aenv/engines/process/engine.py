@@ -26,7 +26,7 @@ from aenv.engines.process import jail, powers, seconds, state
 from aenv.engines.process.venvs import interpreter_for
 from aenv.engines.process.volumes import check
 from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxLost, Unsupported, from_wire
-from aenv.models import NAME, Sandbox, SandboxSpec, Second, State
+from aenv.models import NAME, Sandbox, SandboxSpec, Second, State, parse_duration
 from aenv.project.builtin import builtin_root
 from aenv.project.fields import quantity
 
@@ -76,7 +76,7 @@ class ProcessEngine(InsideEngine):
             lacks["restart"] = "without a state, sandboxes end with the engine that made them"
         if not found.namespaces:
             why = "without namespaces a sandbox is a plain process of this machine"
-            names = ("datasource-read-only", "tmp-apart", "processes-apart", "orphans")
+            names = ("datasource-read-only", "tmp-apart", "processes-apart", "orphans", "state-goes-elsewhere")
             lacks |= dict.fromkeys(names, why)
         if not found.cgroups:
             lacks["out-of-memory"] = "without control groups nothing ends a sandbox that uses too much memory"
@@ -136,6 +136,9 @@ class ProcessEngine(InsideEngine):
             )
         if second is not None and seconds.is_foreign(second):
             super().check_second(second)
+
+    def check_fork(self, forked_from: str) -> None:
+        """Any, if its project says so; ``Site.why_not_forked`` knows what else there is to it."""
 
     async def prepare(self, spec: SandboxSpec) -> bool:
         self.check_second(spec.second)
@@ -410,13 +413,27 @@ async def _request(spec: SandboxSpec, isolation: str) -> dict[str, Any]:
         "network": spec.network,
         "preload": spec.preload,
         "idle": None if spec.lasting else spec.idle,
+        "suspend": _suspend(spec),
         "warm": spec.warm,
+        "forkable": spec.forkable,
+        "forked_from": spec.forked_from,
         "owner_token_sha256": spec.owner_token_sha256,
         "cpu": _size(spec.resources, "cpu", _CPU),
         "memory": int(memory),
         # What is written is in memory, and counts: half of it at most, so that a full disk comes before the end.
         "storage": int(min(_size(spec.resources, "ephemeralStorage", _STORAGE), memory / 2)),
     }
+
+
+def _suspend(spec: SandboxSpec) -> float | None:
+    """Seconds without a call after which it may stand still. Never what others look at all the time, as they do at
+    services, and never what has files or processes beyond those of one sandbox."""
+    if spec.lasting or spec.volumes or spec.second is not None:
+        return None
+    if spec.suspend is not None:
+        return spec.suspend
+    said: str = config.get("suspend")
+    return parse_duration(said, "AENV_SUSPEND") if said else None
 
 
 def _directory(spec: SandboxSpec) -> str:

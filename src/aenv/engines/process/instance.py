@@ -17,6 +17,7 @@ import sys
 import tempfile
 import traceback
 from array import array
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -38,7 +39,8 @@ _SEALED = frame({"sealed": True})
 class Birth:
     """Everything that a zygote makes once, so that its children need not."""
 
-    def __init__(self, found: Project, prepared: Prepared, *, jailed: bool) -> None:
+    def __init__(self, found: Project, prepared: Prepared, *, jailed: bool, hooks: kernel.Hooks) -> None:
+        self._hooks = hooks
         self._found = found
         self._prepared = prepared
         self._jailed = jailed
@@ -65,7 +67,8 @@ class Birth:
                 self._settle(order)
             channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, report)
             announce(channel, handles)
-            self._serve(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, listener), channel)
+            forkable = order.get("forkable", False)
+            self._serve(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, listener), channel, forkable)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -85,19 +88,15 @@ class Birth:
             kernel.no_new_privileges()
             kernel.load_filter(seccomp.sealed())
 
-    def _serve(self, listener: socket.socket, report: socket.socket) -> NoReturn:
+    def _serve(self, listener: socket.socket, report: socket.socket, forkable: bool) -> NoReturn:
         """Be the runtime: take the instance's own variables, import what is not imported yet, and serve."""
         _reseed()
-        try:
-            serve(self._prepared, listener, report)
-        except AEnvError as exc:
-            sys.stderr.write(f"error: {exc}\n")
-            sys.stderr.flush()
-            send(report, {"failed": exc.to_wire()})  # last: whoever hears it ends this process
-            os._exit(1)
-        except SystemExit as exc:
-            os._exit(exc.code if isinstance(exc.code, int) else 1)
-        os._exit(0)
+        if forkable:
+            from aenv.engines.process.branch import Branching  # its zygote has imported it
+
+            branching = Branching(self._prepared, listener, report, self._hooks)
+            serve_to_the_end(branching.serve, report)
+        serve_to_the_end(lambda: serve(self._prepared, listener, report), report)
 
 
 def announce(channel: socket.socket, handles: list[int]) -> None:
@@ -107,17 +106,31 @@ def announce(channel: socket.socket, handles: list[int]) -> None:
         os.close(handle)
 
 
+def serve_to_the_end(act: Callable[[], None], report: socket.socket) -> NoReturn:
+    """Serve, say what fails, and end."""
+    try:
+        act()
+    except AEnvError as exc:
+        sys.stderr.write(f"error: {exc}\n")
+        sys.stderr.flush()
+        send(report, {"failed": exc.to_wire()})  # last: whoever hears it ends this process
+        os._exit(1)
+    except SystemExit as exc:
+        os._exit(exc.code if isinstance(exc.code, int) else 1)
+    os._exit(0)
+
+
 def serve(prepared: Prepared, listener: socket.socket, report: socket.socket) -> None:
     """Serve as the instance that is described on ``report``, until that ends."""
-    prepared.serve(listener, report, lambda: _told(report), lambda facts: _say(report, facts))
+    prepared.serve(listener, report, lambda: told(report), lambda facts: say(report, facts))
 
 
-def _told(report: socket.socket) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.json.decode(receive_bytes(report))
-    return told
+def told(report: socket.socket) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.json.decode(receive_bytes(report))
+    return found
 
 
-def _say(report: socket.socket, facts: dict[str, Any]) -> None:
+def say(report: socket.socket, facts: dict[str, Any]) -> None:
     data = msgspec.json.encode(facts)
     report.sendall(struct.pack("I", len(data)) + data)
 

@@ -18,7 +18,7 @@ import select
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +179,7 @@ def _stay(spawner: socket.socket, lifeline: int, plan: Plan, become: Callable[[s
         mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC)
         kernel.no_new_privileges()
         if plan["seccomp"]:
-            kernel.load_filter(seccomp.before_import())
+            kernel.load_filter(seccomp.before_import(forkable=plan.get("forkable", False)))
         become(spawner, plan)
     spawner.close()
     for descriptor in (0, 1, 2):
@@ -199,7 +199,8 @@ def _become_zygote(spawner: socket.socket, plan: Plan) -> None:
 
 def build_root(plan: Plan, shown: str, work: str = "/project") -> None:
     """Make the plan's root the root: this machine's programs and libraries, its binds (inside: outside), what is
-    ``shown`` as the work directory, empty directories at its points, and nothing else."""
+    ``shown`` as the work directory, empty directories at its points, and nothing else. What is to be hidden of all that
+    is empty."""
     root, binds = plan["root"], plan["binds"]
     mount("tmpfs", root, "tmpfs", NOSUID | NODEV, "mode=755,size=1m")
     for path in ("proc", "tmp", "dev/pts", "dev/shm", "etc", "stage", "home/sandbox", "run"):
@@ -219,6 +220,9 @@ def build_root(plan: Plan, shown: str, work: str = "/project") -> None:
     for inside, outside in sorted((etc | binds).items()):
         if os.path.exists(outside) and not os.path.exists(root + inside):  # unless another bind shows it already
             _bind(root, os.path.realpath(outside), inside)
+    for inside in _below({path: path for path in SYSTEM} | binds, plan["hidden"]):
+        if os.path.isdir(root + inside):
+            mount("tmpfs", root + inside, "tmpfs", RDONLY | NOSUID | NODEV | NOEXEC, "mode=555,size=4k")
     for name in _DEVICES:
         _bind(root, f"/dev/{name}", f"/dev/{name}", NOSUID | NOEXEC)
     _bind(root, shown, work)
@@ -232,6 +236,15 @@ def build_root(plan: Plan, shown: str, work: str = "/project") -> None:
     for path in plan["points"]:  # whatever link is on the way, it leads to no place of this machine any more
         os.makedirs(path, exist_ok=True)
     mount("none", "/", None, _REMOUNT | BIND | RDONLY | NOSUID | NODEV)
+
+
+def _below(shown: dict[str, str], places: list[str]) -> Iterator[str]:
+    """Where places of this machine are seen, of which what is shown (inside: outside) holds some."""
+    for inside, outside in shown.items():
+        real = os.path.realpath(outside)
+        for place in places:
+            if place.startswith(f"{real}/"):
+                yield inside + place.removeprefix(real)
 
 
 def _bind(root: str, source: str, target: str, flags: int = RDONLY | NOSUID | NODEV) -> None:
@@ -262,7 +275,7 @@ def rehearse(directory: str, act: Callable[[], None], *, privileged: bool) -> No
         _, status = os.waitpid(pid, 0)
         os._exit(os.waitstatus_to_exitcode(status) != 0)
 
-    plan = {"root": root, "binds": {}, "network": "none", "points": ()}
+    plan = {"root": root, "binds": {}, "network": "none", "points": (), "hidden": ()}
     child = _inner(privileged, os.getuid() or 100_000, lambda: build_root(plan, project), fork)
     ended = os.waitid(os.P_PIDFD, child, os.WEXITED)
     if ended is None or ended.si_status != 0:

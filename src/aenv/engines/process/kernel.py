@@ -10,7 +10,8 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30
@@ -22,6 +23,8 @@ BIND, RECURSIVE, PRIVATE = 4096, 16384, 1 << 18
 
 DETACH = 2
 _SET_FLAG, _SET_STRING, _CREATE, _CLOSE_ON_EXEC, _IDMAP = 0, 1, 6, 1, 1 << 20
+PR_SET_SECUREBITS, KEEP_CAPABILITIES = 28, 1 << 2
+"""And a bit of these: a change of users leaves capabilities alone."""
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 24, 36, 38
 CAPABILITIES = struct.pack("Ii", 0x20080522, 0)
 """The head of a call that sets this process's own, in their third version."""
@@ -38,7 +41,10 @@ _SHARED = {
     "close_range": 436,
     "mount_setattr": 442,
 }
-_NUMBERS = {"x86_64": {**_SHARED, "pivot_root": 155}, "aarch64": {**_SHARED, "pivot_root": 41}}
+_NUMBERS = {
+    "x86_64": {**_SHARED, "pivot_root": 155, "seccomp": 317},
+    "aarch64": {**_SHARED, "pivot_root": 41, "seccomp": 277},
+}
 MACHINE = platform.machine()
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -173,6 +179,11 @@ def pivot_root(new: str, old: str) -> None:
     _syscall("pivot_root", os.fsencode(new), os.fsencode(old))
 
 
+def close_all() -> None:
+    """Close every descriptor of this process."""
+    _syscall("close_range", ctypes.c_uint(0), ctypes.c_uint(2**32 - 1), 0)
+
+
 def last_capability() -> int:
     with open("/proc/sys/kernel/cap_last_cap") as file:
         return int(file.read())
@@ -188,7 +199,26 @@ def fork() -> int:
     return pid
 
 
+class Hooks:
+    """Notices whether anybody asks to be told of forks, in this process and all that are forked from it."""
+
+    def __init__(self) -> None:
+        self.asked = sys.platform != "linux"  # elsewhere ours has not been tried
+        self._register = os.register_at_fork
+        os.register_at_fork = self._noticed
+
+    def _noticed(self, **hooks: Any) -> None:
+        self.asked = True
+        self._register(**hooks)
+
+    def fork(self) -> int:
+        """Fork, with what Python does around it where somebody asked for it."""
+        return os.fork() if self.asked else fork()
+
+
 _SIGCHLD = int(signal.SIGCHLD)
+_VFORK = 0x4000
+"""A flag of ``clone``: it returns when the child has ended."""
 _IGNORE = struct.pack("Q144x", 1)
 """A ``struct sigaction`` of the C library."""
 
@@ -201,23 +231,43 @@ class Inits:
     """
 
     _STACK = 16 * 1024
-    _FLAGS = 0x100 | 0x400 | NEWPID | _SIGCHLD
+    _FLAGS = 0x100 | 0x400 | _SIGCHLD
     """It shares the memory and the descriptors, of which it keeps none open, and its end is told to its maker."""
 
     def __init__(self) -> None:
-        self._stack = mmap.mmap(-1, self._STACK)
+        # Private: what is forked later must have no way to it.
+        self._stack = mmap.mmap(-1, self._STACK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         # All of them may stand on one stack: pause writes nothing but the same return address.
         self._top = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self._stack)) + self._STACK - 64)
         self._before = ctypes.create_string_buffer(len(_IGNORE))
-        self._pause = ctypes.cast(_libc.pause, ctypes.c_void_p)
+        self._pause, self._exit = (ctypes.cast(call, ctypes.c_void_p) for call in (_libc.pause, _libc._exit))
 
-    def make(self) -> int:
-        """The process id of a new one, in a new process namespace."""
-        _sigaction(_SIGCHLD, _IGNORE, self._before)
-        pid = _clone(self._pause, self._top, self._FLAGS, None)
-        _sigaction(_SIGCHLD, self._before, None)
-        _checked(pid, "clone")
+    def make(self, *, namespace: bool = True) -> int:
+        """The process id of a new one, in a new process namespace; or in the one that this process has taken for its
+        children."""
+        with self._reaped():
+            pid = _clone(self._pause, self._top, self._FLAGS | (NEWPID if namespace else 0), None)
+            _checked(pid, "clone")
         return pid
+
+    def skip(self, count: int) -> None:
+        """Have so many process ids used up, by processes that end at once."""
+        lower = ctypes.c_void_p((self._top.value or 0) - self._STACK // 2)  # the first processes stand above it
+        with self._reaped():
+            for _ in range(count):
+                pid = _clone(self._exit, lower, self._FLAGS | _VFORK, None)
+                _checked(pid, "clone")
+                with suppress(ChildProcessError):  # back when it is gone: the kernel has reaped it
+                    os.waitpid(pid, 0)
+
+    @contextmanager
+    def _reaped(self) -> Iterator[None]:
+        """Within the block, the kernel reaps children, and for good those of whoever is made in it."""
+        _sigaction(_SIGCHLD, _IGNORE, self._before)
+        try:
+            yield
+        finally:
+            _sigaction(_SIGCHLD, self._before, None)
 
 
 def load_filter(program: bytes) -> None:
@@ -232,6 +282,20 @@ def filter_step(program: bytes) -> Step:
     _kept.append(code)
     header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
     return step("prctl", set_seccomp, filter_mode, header, 0, 0)
+
+
+class FilterWithAnswers:
+    """A seccomp filter some of whose calls somebody else decides on."""
+
+    _SET_FILTER, _NEW_LISTENER = 1, 8
+
+    def __init__(self, program: bytes) -> None:
+        self._code = ctypes.create_string_buffer(program, len(program))
+        self._header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(self._code))
+
+    def load(self) -> int:
+        """Load it; the descriptor at which is asked."""
+        return _syscall("seccomp", self._SET_FILTER, self._NEW_LISTENER, self._header)
 
 
 _kept: list[object] = []

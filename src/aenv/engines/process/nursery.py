@@ -42,7 +42,9 @@ class Nursery:
         # What is in a second sandbox's mounts is nothing that an import could see, whenever it is done.
         mounts = volumes + MOUNTS if spec.get("second") else volumes
         key = Key(
-            spec["owner"], spec["project"], spec["stamp"], spec["interpreter"], site.network(spec), datasource, mounts
+            *(spec["owner"], spec["project"], spec["stamp"], spec["interpreter"], site.network(spec), datasource),
+            mounts,
+            forkable=not site.why_not_forked(spec),
         )
         preload = spec["preload"]
         if preload == "auto" and (site.isolation == "strict" or volumes):

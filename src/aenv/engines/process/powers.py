@@ -12,13 +12,14 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-from aenv.engines.process import cgroups, kernel, loops, seccomp
+from aenv.engines.process import cgroups, freezer, kernel, loops, seccomp
 from aenv.engines.process.jail import python, rehearse
 from aenv.engines.process.seal import Seal
 from aenv.errors import Invalid, Unsupported, did_you_mean
 
 MODES = ("auto", "strict", "none")
 _SYS_ADMIN = 1 << 21
+_FREEZER = "run as root, on Linux 5.2 or newer with version 2 of control groups mounted; nothing else depends on it"
 
 
 class Lack(NamedTuple):
@@ -51,6 +52,13 @@ class Powers(NamedTuple):
         if not self.privileged:
             return "only root can mount a file system that keeps to its size"
         return loops.missing()
+
+    @property
+    def no_suspending(self) -> str:
+        """Why sandboxes that nobody calls go on running; nothing when they can stand still."""
+        if not (self.namespaces and self.cgroups):
+            return "it takes namespaces and control groups"
+        return freezer.missing()
 
 
 def choose(isolation: str, found: Powers | None = None) -> Powers:
@@ -127,6 +135,10 @@ def explain() -> list[tuple[str, str, str, str]]:
         rows.append(("volumes", "warn", f"services of the process engine keep nothing: {why}", loops.HINT))
     else:
         rows.append(("volumes", "ok", "storage of services, each kept to its size", ""))
+    if why := found.no_suspending:
+        rows.append(("suspend", "warn", f"sandboxes that nobody calls go on running: {why}", _FREEZER))
+    else:
+        rows.append(("suspend", "ok", "sandboxes that nobody calls stand still, where that is asked for", ""))
     return rows
 
 

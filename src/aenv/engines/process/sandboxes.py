@@ -12,15 +12,17 @@ from typing import Any
 
 from aenv.cleanup import finish
 from aenv.engines.egress.outlets import Outlets
-from aenv.engines.process.cells import Cell, Cells, Shape
+from aenv.engines.process.cell import Cell, Shape
+from aenv.engines.process.cells import Cells
 from aenv.engines.process.jail import SPAN
 from aenv.engines.process.nursery import Nursery
 from aenv.engines.process.seconds import VARIABLES, Second
 from aenv.engines.process.site import Site
+from aenv.engines.process.suspending import Suspending
 from aenv.engines.process.volumes import Held, Volumes
 from aenv.engines.process.wire import discard, failure, words
 from aenv.engines.stages import Stages
-from aenv.errors import AEnvError, Conflict, NotFound, SandboxLost, StartFailed, from_wire
+from aenv.errors import AEnvError, Conflict, Forbidden, NotFound, SandboxLost, StartFailed, Unsupported, from_wire
 from aenv.runtime.hidden import Hidden
 
 _CLEARING = 1.0
@@ -31,6 +33,8 @@ _LOOK = 1.0
 """Seconds between two looks at how full the volumes of a sandbox are."""
 _PHASES = ("import", "setup", "health")
 """What a sandbox may say that it is at, each once."""
+_OWN = ("labels", "ttl", "idle", "startup_timeout", "owner_token_sha256", "forked_from", "before")
+"""What a fork does not have of its parent."""
 _KEPT = 1000
 """Ended sandboxes that are remembered with their reason."""
 
@@ -89,6 +93,7 @@ class Sandboxes:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._cells = Cells(site)
+        self._suspending = Suspending(site.freezer)
         self._nursery = Nursery(site, self._cells.drop)
         self._volumes = Volumes(why_not=site.powers.no_volumes)
         self._live: dict[str, Live] = {}
@@ -114,7 +119,7 @@ class Sandboxes:
         if live is None:
             if id in self._ended:
                 raise Conflict(f"{id} has ended: {self._ended[id].reason}", hint="use another id")
-            live = self._live[id] = Live(id, spec)
+            live = self._live[id] = self._begun(id, spec)
             live.starting = asyncio.create_task(self._start(live))
         assert live.starting is not None
         await asyncio.shield(live.starting)
@@ -153,6 +158,7 @@ class Sandboxes:
         """Where a sandbox is, and the token that opens it to the engine."""
         live = self._running(id)
         assert live.cell is not None
+        self._suspending.wake(live.cell)
         return {"url": live.cell.url, "key": live.key}
 
     async def output(self, id: str, start: int) -> dict[str, Any]:
@@ -180,6 +186,7 @@ class Sandboxes:
         await self._cells.close()
         await self._nursery.close()
         await self._outlets.close()
+        self._suspending.close()
 
     def _find(self, id: str) -> Live:
         live = self._live.get(id) or self._ended.get(id)
@@ -253,7 +260,7 @@ class Sandboxes:
             live.beside = asyncio.create_task(self._watch_second(live, cell.second))
         if live.volumes:
             live.measuring = asyncio.create_task(self._measure(live))
-        if not cell.mounts:
+        if not cell.mounts and cell.parent is None:
             self._cells.stock(cell.zygote, cell.shape)
 
     async def _come_up(self, live: Live, cell: Cell) -> Any:
@@ -268,9 +275,37 @@ class Sandboxes:
             expected.remove(phase)
             live.stages.begin(phase)
 
+    def _begun(self, id: str, spec: dict[str, Any]) -> Live:
+        """One that is to be. A fork is its parent, but for who may ask it, for how long, and what it is called."""
+        if not spec["forked_from"]:
+            return Live(id, spec)
+        parent = self._running(spec["forked_from"])
+        if spec["owner"] != parent.spec["owner"] or spec["env"] != parent.spec["env"]:
+            raise Forbidden(f"a fork of {parent.id} is of {parent.spec['env']}, and of the same owner")
+        if reason := self._site.why_not_forked(parent.spec):
+            raise Unsupported(f"{parent.id} cannot be forked: {reason}")
+        live = Live(id, parent.spec | {name: spec[name] for name in _OWN})
+        live.hidden = parent.hidden  # a warm one was told its secrets later
+        return live
+
+    async def _branch(self, live: Live, parent: Live) -> Cell:
+        """A sealed process for it, forked from another sandbox, which lives."""
+        above = parent.cell
+        assert above is not None
+        live.cell = cell = self._cells.branch(above)
+        self._suspending.wake(above)
+        try:
+            await self._cells.seal(cell, live.stages)
+        except SandboxLost:
+            raise SandboxLost(await self._cells.why(cell)) from None
+        return cell
+
     async def _cell(self, live: Live) -> Cell:
         """A sealed process for it, from its zygote; from another one when that turns out to be dead."""
-        shape = Shape.of(live.spec, self._site.network(live.spec))
+        if parent := live.spec.get("forked_from"):
+            return await self._branch(live, self._running(parent))
+        rests = live.spec.get("suspend") is not None and self._site.freezer is not None
+        shape = Shape.of(live.spec, self._site.network(live.spec), rests=rests)
         second = live.spec.get("second")
         if second:  # the two have as much between them as one alone
             shape = shape._replace(storage=shape.storage // 2)
@@ -315,6 +350,7 @@ class Sandboxes:
             "datasource": datasource,
             "seed": spec["seed"],
             "idle": spec["idle"],
+            "suspend": spec["suspend"] if live.cell is not None and live.cell.listener is not None else None,
             "warm": spec["warm"],
             "owner_token_sha256": spec["owner_token_sha256"],
             "engine_token_sha256": hashlib.sha256(live.key.encode()).hexdigest(),
@@ -341,6 +377,8 @@ class Sandboxes:
                 reason = await self._cells.why(cell)
                 break
             discard(descriptors)
+            if cell.hears(message):
+                continue
             unhealthy = message.get("unhealthy") if isinstance(message, dict) else None
             failed = message.get("failed") if isinstance(message, dict) and live.spec["warm"] else None
             if isinstance(unhealthy, str):
@@ -348,6 +386,8 @@ class Sandboxes:
                 await asyncio.sleep(_NEWS)  # who says too much is heard less
                 if not cell.alive:  # however much it had to say
                     reason = await self._cells.why(cell)
+            elif isinstance(message, dict) and "idle" in message and cell.listener is not None:
+                await self._suspending.rest(cell, message["idle"], live.spec["idle"])
             elif failed:  # it was warm, and could not become what it was told
                 reason = failure(failed).message
             else:
@@ -384,7 +424,9 @@ class Sandboxes:
             if watching is not None:
                 watching.cancel()
         if (cell := live.cell) is not None:
+            await self._suspending.release(cell)
             await self._cells.end(cell, ask=live.teardown)
+            self._suspending.forget(cell)
             for which in cell.outlets:
                 with suppress(AEnvError, OSError):
                     await self._outlets.remove(live.id + which)

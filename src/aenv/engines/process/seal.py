@@ -23,6 +23,10 @@ _FILES = 4096
 _END = 2**32 - 1
 """Higher than any descriptor."""
 _OVERLAY = b"lowerdir=%b,upperdir=/stage/upper,workdir=/stage/work,userxattr"
+STAGE = "/stage"
+"""Where everything is that an instance writes. Only what is made of it stays in sight, unless it may be forked."""
+SHOWN = ((b"/stage/tmp", b"/tmp"), (b"/stage/home", b"/home/sandbox"), (b"/stage/shm", b"/dev/shm"))
+"""Directories that are empty at the start: where they are made, and where they are seen."""
 _NAMESPACES = kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS
 
 
@@ -33,12 +37,7 @@ class Seal:
     """What the machine is called inside."""
     work = b"/project"
     """The work directory: what the jail shows there, and the sandbox's own changes to it."""
-    own: tuple[tuple[bytes, bytes], ...] = (
-        (b"/stage/tmp", b"/tmp"),
-        (b"/stage/home", b"/home/sandbox"),
-        (b"/stage/shm", b"/dev/shm"),
-    )
-    """Directories that are empty at the start: where they are made, and where they are seen."""
+    own: tuple[tuple[bytes, bytes], ...] = SHOWN
 
     def __init__(self, order: dict[str, Any], tasks: int) -> None:
         self._user, self._log = ctypes.c_uint(), ctypes.c_int()
@@ -47,6 +46,7 @@ class Seal:
         self._gaps = [(ctypes.c_uint(), ctypes.c_uint()) for _ in range(4 + len(self._volumes))]
         self._size = ctypes.create_string_buffer(64)
         self._memory = 0
+        self._forkable = bool(order.get("forkable"))
         self.handles: list[int] = []
         """Descriptors that are sent along when it is sealed."""
         self.steps = [
@@ -58,7 +58,7 @@ class Seal:
             *self._privileges(bool(order["user"])),
             *self._limits(order["memory"] is not None),
             step("prctl", kernel.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
-            *((kernel.filter_step(seccomp.sealed()),) if order["seccomp"] else ()),
+            *self._filters(order["seccomp"]),
         ]
 
     def fit(self, order: dict[str, Any], descriptors: list[int], handles: list[int]) -> None:
@@ -95,7 +95,8 @@ class Seal:
         return 0
 
     def _mounts(self, overlay: bool) -> list[Step]:
-        """Its own processes, terminals and home, and a project that it may change; one size for all that it writes."""
+        """Its own processes, terminals and home, and a project that it may change; one size for all that it writes.
+        One that may be forked keeps the way to all this, which without capabilities it cannot go."""
         steps = [
             _mount(b"proc", b"/proc", b"proc", NOSUID | NODEV | NOEXEC),
             _mount(b"devpts", b"/dev/pts", b"devpts", NOSUID | NOEXEC, b"newinstance,ptmxmode=0666,mode=620"),
@@ -104,6 +105,9 @@ class Seal:
         for stage, target in self.own:
             steps += [*self._directory(stage, 0o700), _mount(stage, target, None, BIND)]
         if overlay:
+            if self._forkable:
+                lower = b"/stage/lower"
+                steps += [*self._directory(lower, 0o755), _mount(self.work, lower, None, BIND)]
             for stage in (b"/stage/upper", b"/stage/work"):
                 steps += self._directory(stage, 0o755)
             steps.append(_mount(b"overlay", self.work, b"overlay", NOSUID | NODEV, _OVERLAY % self.work))
@@ -111,7 +115,8 @@ class Seal:
             steps += [(self._copy, ()), _mount(b"/stage/project", self.work, None, BIND)]
         for volume, mount in self._volumes:
             steps += self._mount_volume(volume, mount)
-        return [*steps, step("umount2", b"/stage", DETACH), step("chdir", self.work)]
+        last = step("chmod", b"/stage", 0o700) if self._forkable else step("umount2", b"/stage", DETACH)
+        return [*steps, last, step("chdir", self.work)]
 
     def _mount_volume(self, volume: ctypes.c_int, mount: str) -> list[Step]:
         """Put what the spawner mounted where the sandbox finds it."""
@@ -157,6 +162,18 @@ class Seal:
     def _limits(self, memory: bool) -> list[Step]:
         steps = [step("setrlimit", kind, struct.pack("QQ", most, most)) for kind, most in limits().items()]
         return [*steps, (self._limit_memory, ())] if memory else steps
+
+    def _filters(self, wanted: bool) -> list[Step]:
+        if not wanted:
+            return []
+        if self._forkable:
+            return [(self._ask, (kernel.FilterWithAnswers(seccomp.forkable()),))]
+        return [kernel.filter_step(seccomp.sealed())]
+
+    def _ask(self, filters: kernel.FilterWithAnswers) -> int:
+        """Load the filter, whose other end the spawner gets."""
+        self.handles.append(listener := filters.load())
+        return listener
 
     def _limit_memory(self) -> int:
         limit_memory(self._memory)

@@ -80,7 +80,7 @@ _NEVER = tuple(name for name in _CALLS if name not in _SEALING)
 _CLONE, _UNSHARE, _CLONE3, _SOCKET = (56, 220), (272, 97), 435, (41, 198)
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, getattr(socket, "AF_NETLINK", 16))
 _LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x50000
+_ALLOW, _KILL, _ERRNO, _ASK = 0x7FFF0000, 0x80000000, 0x50000, 0x7FC00000
 _X32 = 0x40000000
 
 
@@ -89,9 +89,13 @@ def available() -> bool:
     return kernel.MACHINE in _ARCHITECTURES
 
 
-def before_import() -> bytes:
+_UNUSED = kernel.NEWCGROUP | kernel.NEWTIME
+"""Namespaces that nobody takes."""
+
+
+def before_import(*, forkable: bool = False) -> bytes:
     """For a zygote: nobody needs these calls, or sockets of odd kinds, or namespaces that its forks do not take."""
-    return _program(_NEVER, kernel.NEWUSER | kernel.NEWCGROUP | kernel.NEWTIME)
+    return _program(_NEVER, _UNUSED | (0 if forkable else kernel.NEWUSER))
 
 
 def sealed() -> bytes:
@@ -99,7 +103,13 @@ def sealed() -> bytes:
     return _program(_SEALING, kernel.NAMESPACES | kernel.CLONE_PARENT)
 
 
-def _program(denied: tuple[str, ...], namespaces: int) -> bytes:
+def forkable() -> bytes:
+    """For an instance that may be forked while it lives: for a user namespace, which is the way to all others and to
+    mounts, it has to ask."""
+    return _program((), kernel.NAMESPACES | kernel.CLONE_PARENT, asking=True)
+
+
+def _program(denied: tuple[str, ...], namespaces: int, *, asking: bool = False) -> bytes:
     column = 0 if kernel.MACHINE == "x86_64" else 1
 
     def ins(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -119,6 +129,14 @@ def _program(denied: tuple[str, ...], namespaces: int) -> bytes:
     for name in denied:
         if (number := _CALLS[name][column]) >= 0:
             lines += [ins(_IF_EQUAL, number, 0, 1), deny]
+    if asking:
+        lines += [
+            ins(_IF_EQUAL, _UNSHARE[column], 0, 4),
+            ins(_LOAD, 16),
+            ins(_IF_BITS, kernel.NEWUSER, 0, 1),
+            ins(_RETURN, _ASK),
+            ins(_RETURN, _ALLOW),
+        ]
     for call in (_CLONE, _UNSHARE):
         lines += [
             ins(_IF_EQUAL, call[column], 0, 4),

@@ -18,7 +18,7 @@ from aenv import config
 from aenv.engines.process import jail
 from aenv.engines.process.attest import attest
 from aenv.engines.process.second import LINK, SHARED, SOCKET
-from aenv.engines.process.site import Site
+from aenv.engines.process.site import HIDDEN, Site
 from aenv.engines.process.wire import close_all, connect, discard, failure, until
 from aenv.engines.process.zygotes import bury, end_group, launch, stub_of
 from aenv.errors import AEnvError, Invalid, SandboxLost, StartFailed
@@ -178,6 +178,7 @@ class Second:
             "task": asking.task or f"{self._home}/plain",
             "binds": {},
             "points": list(MOUNTS),
+            "hidden": HIDDEN,
             "network": asking.network,
             "privileged": site.powers.privileged,
             "users": site.users,

@@ -21,6 +21,7 @@ from typing import Any
 
 from aenv import config
 from aenv.engines.process import cgroups, kernel, powers, state
+from aenv.engines.process.freezer import Freezer
 from aenv.engines.process.jail import first_user
 from aenv.engines.process.sandboxes import Sandboxes
 from aenv.engines.process.site import Site
@@ -155,7 +156,7 @@ def main(control: int, isolation: str, name: str) -> None:
     if sys.platform == "linux":
         kernel.become_subreaper()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each sandbox takes four of them
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each sandbox takes four of them, or five
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_run(socket.socket(fileno=control), isolation, name))
 
@@ -190,6 +191,8 @@ async def _run(owner: socket.socket, isolation: str, name: str) -> None:
         ends.append(serving)
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     await sandboxes.close()
+    if site.freezer is not None:
+        await asyncio.to_thread(site.freezer.close)
     if site.groups is None or await asyncio.to_thread(cgroups.remove_soon, site.groups, kill=True):
         directory.remove()  # what is left is found by what is written there
     os._exit(0)
@@ -198,11 +201,23 @@ async def _run(owner: socket.socket, isolation: str, name: str) -> None:
 def _site(directory: state.Directory, isolation: str, found: powers.Powers) -> Site:
     """Take what there is to take, and write down what must be cleared away if this process cannot."""
     groups = cgroups.make(directory.path.name) if found.cgroups else None
+    freezer = _freezer(groups) if groups and found.namespaces else None
     roots = {name: str(path) for name, path in groups.roots.items()} if groups else {}
+    roots |= freezer.roots if freezer else {}
     try:
         directory.record({"pid": os.getpid(), "control_groups": roots})
     except AEnvError:
+        if freezer is not None:
+            freezer.close()
         if groups is not None:
             groups.remove()
         raise
-    return Site(directory.path, isolation, found, first_user(os.getpid()), groups, config.get("spare"))
+    return Site(directory.path, isolation, found, first_user(os.getpid()), groups, config.get("spare"), freezer)
+
+
+def _freezer(groups: cgroups.Tree) -> Freezer | None:
+    """What instances are held by that nobody calls. Where there is none, they are not."""
+    try:
+        return Freezer.make(groups)
+    except OSError:
+        return None

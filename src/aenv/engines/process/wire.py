@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -73,9 +73,15 @@ class Channel:
                     pidfd = os.pidfd_open(self.pid)
         return pidfd
 
-    async def send(self, message: Any) -> None:
-        """``SandboxLost`` when nobody reads it."""
+    async def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+        """``SandboxLost`` when nobody reads it. With descriptors it must be small: it is sent in one piece."""
         try:
+            while descriptors:
+                try:
+                    socket.send_fds(self.sock, [frame(message)], descriptors)
+                    return
+                except BlockingIOError:
+                    await until(self.sock.fileno(), writable=True)
             await asyncio.get_running_loop().sock_sendall(self.sock, frame(message))
         except OSError as exc:
             raise SandboxLost("the other side is gone") from exc

@@ -16,7 +16,7 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -50,19 +50,21 @@ def main(control: int) -> NoReturn:
         rehearse(found, serve, given)
         if order["dual"]:
             importlib.import_module("aenv.runtime.second")  # which each instance needs at once
+        if order["forkable"]:
+            importlib.import_module("aenv.engines.process.branch")
         sys.argv = [found.name]
         if order["preload"] is not False:
             send(spawner, IMPORTING)
-        with _Hooks() as hooks:
-            loaded, facts = _prepare(found, order["preload"])
+        hooks = kernel.Hooks()
+        loaded, facts = _prepare(found, order["preload"])
         facts["given"] = given
     except AEnvError as exc:
         send(spawner, {"failed": exc.to_wire()})
         os._exit(1)
     late = facts.get("variables", ()) if order["preload"] == "auto" else ()
     prepared = forked.Prepared(found, loaded, facts.get("changes") or {}, late=late)
-    birth = Birth(found, prepared, jailed=order["jailed"])
-    children = (_Children if order["jailed"] else _Plain)(spawner, hooks=hooks.asked)
+    birth = Birth(found, prepared, jailed=order["jailed"], hooks=hooks)
+    children = (_Children if order["jailed"] else _Plain)(spawner, hooks)
     kernel.rehearse()
     gc.collect()
     gc.freeze()
@@ -70,30 +72,12 @@ def main(control: int) -> NoReturn:
     children.serve(birth)
 
 
-class _Hooks:
-    """Notices whether anybody asks to be told of forks."""
-
-    def __enter__(self) -> Self:
-        self.asked = False
-        self._register = os.register_at_fork
-        os.register_at_fork = self._noticed
-        return self
-
-    def _noticed(self, **hooks: Any) -> None:
-        self.asked = True
-        self._register(**hooks)
-
-    def __exit__(self, *failure: object) -> None:
-        os.register_at_fork = self._register
-
-
 class _Plain:
     """Forks children and tells the spawner how each of them ended."""
 
-    def __init__(self, spawner: socket.socket, *, hooks: bool) -> None:
-        """``hooks``: whether the author's modules asked to be told of forks."""
+    def __init__(self, spawner: socket.socket, hooks: kernel.Hooks) -> None:
         self._spawner = spawner
-        self._fork_process = os.fork if hooks or sys.platform != "linux" else kernel.fork
+        self._fork_process = hooks.fork
         self._epoll = select.epoll()
         self._epoll.register(spawner.fileno(), select.EPOLLIN)
         self._runtimes: dict[int, tuple[int, int]] = {}
@@ -160,13 +144,21 @@ class _Plain:
 class _Children(_Plain):
     """The same, each child in a process namespace of its own, of which it is the second process."""
 
-    def __init__(self, spawner: socket.socket, *, hooks: bool) -> None:
-        super().__init__(spawner, hooks=hooks)
+    def __init__(self, spawner: socket.socket, hooks: kernel.Hooks) -> None:
+        super().__init__(spawner, hooks)
         self._inits = kernel.Inits()
         self._own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        self._firsts: dict[int, int] = {}
+        self._firsts: dict[int, tuple[int, bool]] = {}
+        """First processes, and whether each ends with its instance. Where that was forked, its forks need it."""
+        self._left: dict[int, int] = {}
+        """Of those that do not: a pidfd, by the spawner's number for the instance."""
         self._dying: dict[int, int] = {}
         """First processes that were killed, by pidfd. They end once their namespace has, which nobody need wait for."""
+
+    def _kill(self, wanted: int) -> None:
+        super()._kill(wanted)
+        if wanted in self._left:
+            signal.pidfd_send_signal(self._left[wanted], signal.SIGKILL)
 
     def _fork(self, birth: Birth, order: dict[str, Any], descriptors: list[int]) -> int:
         first = self._inits.make()
@@ -187,7 +179,7 @@ class _Children(_Plain):
             kernel.setns(self._own, kernel.NEWPID)
             for descriptor in opened:
                 os.close(descriptor)
-        self._firsts[pid] = first
+        self._firsts[pid] = first, not order.get("forkable", False)
         return pid
 
     def _ended(self, pidfd: int) -> None:
@@ -195,12 +187,15 @@ class _Children(_Plain):
             self._epoll.unregister(pidfd)
             os.close(pidfd)
             _reap(self._dying.pop(pidfd))
+            self._left = {number: left for number, left in self._left.items() if left != pidfd}
             return
-        first = self._firsts.pop(self._runtimes[pidfd][1])
+        number, pid = self._runtimes[pidfd]
+        first, ends = self._firsts.pop(pid)
         super()._ended(pidfd)  # a namespace ends only when the last of its dead is reaped
-        self._end_first(first)
+        self._end_first(first, None if ends else number)
 
-    def _end_first(self, first: int) -> None:
+    def _end_first(self, first: int, number: int | None = None) -> None:
+        """End it, and bury it; that of the instance of a ``number`` once the spawner has ended it, or asks."""
         try:
             pidfd = os.pidfd_open(first)
         except ProcessLookupError:  # reaped by the kernel, in the moment when another was made
@@ -209,7 +204,10 @@ class _Children(_Plain):
             os.kill(first, signal.SIGKILL)
             _reap(first)
             return
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        if number is None:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        else:
+            self._left[number] = pidfd
         self._dying[pidfd] = first
         self._epoll.register(pidfd, select.EPOLLIN)
 

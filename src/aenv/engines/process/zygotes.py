@@ -21,7 +21,7 @@ from aenv.engines.process.install import install
 from aenv.engines.process.output import Printed
 from aenv.engines.process.powers import Powers
 from aenv.engines.process.second import LINK
-from aenv.engines.process.site import Site
+from aenv.engines.process.site import HIDDEN, Site
 from aenv.engines.process.volumes import made_outside
 from aenv.engines.process.wire import IMPORTING, Channel, close_all, connect, discard, failure, until, words
 from aenv.engines.stages import Stages
@@ -59,6 +59,8 @@ class Key(NamedTuple):
     datasource: str
     mounts: tuple[str, ...] = ()
     """Where they have volumes, in order."""
+    forkable: bool = False
+    """Whether they may be forked while they live."""
 
 
 class Zygote:
@@ -69,6 +71,8 @@ class Zygote:
         self._number = number
         self._leaf = _leaf(number)
         self.printed = printed
+        self.forkable = False
+        """Whether its instances may be forked while they live."""
         self.preloaded = False
         self.variables: frozenset[str] = frozenset()
         """Names, or patterns of names, that libraries read from the environment while they were imported."""
@@ -149,6 +153,7 @@ class Zygote:
             printed.close()
             raise
         made = cls(site, number, channel, printed, lifeline)
+        made.forkable = key.forkable
         try:
             process = made._run(key, passed, memory)
         except BaseException:
@@ -209,7 +214,7 @@ class Zygote:
                 self._process = os.pidfd_open(process.pid)
         self._channel.ask_who()
         order = {"project": self.project, "preload": preload, "jailed": powers.namespaces, "variables": variables}
-        await self._channel.send(order | {"dual": LINK in key.mounts})
+        await self._channel.send(order | {"dual": LINK in key.mounts, "forkable": key.forkable})
         facts, descriptors = await self._channel.receive()
         discard(descriptors)
         if facts == IMPORTING:
@@ -420,10 +425,12 @@ def _plan(site: Site, number: int, key: Key) -> dict[str, Any]:
         "project": f"{_home(site, number)}/project",
         "binds": binds,
         "points": [mount for mount in key.mounts if made_outside(mount)],
+        "hidden": HIDDEN,
         "network": key.network,
         "privileged": powers.privileged,
         "users": site.users,
         "seccomp": powers.seccomp,
+        "forkable": key.forkable,
         "command": [executable, "-I", "-c", _IN_JAIL],
     }
 

@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from aenv import Context, register_function, register_reward, register_tool
+from aenv import Context, register_function, register_load, register_reward, register_save, register_tool
 
 _ORPHAN = "import os, time\nif os.fork():\n    os._exit(0)\ntime.sleep(120)"
 _count = 0
@@ -195,3 +195,16 @@ def ping() -> str:
 def score(value: float = 1.0) -> float:
     """The value that was given."""
     return value
+
+
+@register_save
+def save() -> int:
+    """How often ``count`` was called."""
+    return _count
+
+
+@register_load
+def load(count: int) -> None:
+    """Go on from there."""
+    global _count
+    _count = count
