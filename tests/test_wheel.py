@@ -33,6 +33,18 @@ async def main():
 
 asyncio.run(main())
 """
+LOOKING = """\
+import asyncio
+from aenv import Environment
+
+async def main():
+    async with Environment("mini-terminal") as env:
+        command = "find / -path '*aenv/envs' -not -path '/proc/*' 2>/dev/null; find / -path '*/aenv/envs/*' 2>/dev/null"
+        result = await env.call_tool("execute_command", {"command": command})
+        print(result.structured["output"][0], end="")
+
+asyncio.run(main())
+"""
 CONFORMANCE = """\
 import asyncio, json, tempfile
 from aenv.engines import conformance, load_engine
@@ -144,6 +156,16 @@ def _finished(process: subprocess.Popen[str]) -> str:
 
 def test_ten_lines_work_right_after_installation(installed: Installed) -> None:
     assert _finished(installed.start(SCRIPT, installed.directory / "one")) == "hello\n/tmp\n"
+
+
+@pytest.mark.parametrize("user", [None, NOBODY])
+def test_no_sandbox_sees_the_built_in_environments_and_their_answers(installed: Installed, user: int | None) -> None:
+    if user is not None and os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    looking = installed.start(LOOKING, installed.directory / f"looking-{user}", user)
+    seen = _finished(looking).split()
+    assert "/runtime/aenv/envs" in seen
+    assert [path for path in seen if not path.endswith("aenv/envs")] == []
 
 
 def test_they_work_after_a_first_run_was_killed(installed: Installed) -> None:

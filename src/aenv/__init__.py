@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from aenv.client.environment import Environment as Environment
+    from aenv.client.lineage import Forked as Forked
+    from aenv.client.lineage import Siblings as Siblings
     from aenv.client.provision import attach as attach
     from aenv.client.sync import SyncEnvironment as SyncEnvironment
     from aenv.errors import (
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     )
     from aenv.errors import (
         Conflict as Conflict,
+    )
+    from aenv.errors import (
+        Diverged as Diverged,
     )
     from aenv.errors import (
         EnvironmentError as EnvironmentError,
@@ -123,10 +128,16 @@ if TYPE_CHECKING:
         register_health as register_health,
     )
     from aenv.runtime.registry import (
+        register_load as register_load,
+    )
+    from aenv.runtime.registry import (
         register_reset as register_reset,
     )
     from aenv.runtime.registry import (
         register_reward as register_reward,
+    )
+    from aenv.runtime.registry import (
+        register_save as register_save,
     )
     from aenv.runtime.registry import (
         register_setup as register_setup,
@@ -142,6 +153,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "aenv.client.environment": ("Environment",),
+    "aenv.client.lineage": ("Forked", "Siblings"),
     "aenv.client.provision": ("attach",),
     "aenv.client.sync": ("SyncEnvironment",),
     "aenv.errors": (
@@ -151,6 +163,7 @@ _HOME = {
         "AuthorError",
         "CallTimeout",
         "Conflict",
+        "Diverged",
         "EnvironmentError",
         "EpisodeError",
         "EpisodeTimeout",
@@ -182,8 +195,10 @@ _HOME = {
         "register_agent",
         "register_function",
         "register_health",
+        "register_load",
         "register_reset",
         "register_reward",
+        "register_save",
         "register_setup",
         "register_teardown",
         "register_tool",

@@ -186,6 +186,22 @@ class InstanceRequest(Struct, kw_only=True):
     lease: float | None = None
     """Seconds after which it ends when nobody renewed it or called it; None: only its TTL counts."""
     startup_timeout: float | None = None
+    forked_from: str = ""
+    """The instance that it is a fork of, which must be of the same environment: it begins where that one is."""
+    own_random: bool = False
+    """Whether it, a fork, draws other random numbers from there on than that one does."""
+
+
+class Fork(Struct, kw_only=True):
+    """Forks that are wanted of an instance."""
+
+    count: int = 1
+    ttl: str | float | None = None
+    labels: dict[str, str] | None = None
+    lease: float | None = None
+    same_random: bool = False
+    """Whether they draw the same random numbers from there on, as each other and as that instance; else each has a seed
+    of its own. That holds for the generators that everybody shares: ``random``, NumPy's and torch's."""
 
 
 class Instance(Struct, kw_only=True):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from aenv.store import Store, open_store
+from tests.api.ground import short_home
 from tests.store.servers import Server, redis_server
 
 
@@ -33,13 +33,6 @@ def url(request: pytest.FixtureRequest) -> str:
 async def store(url: str) -> AsyncIterator[Store]:
     async with await open_store(url) as opened:
         yield opened
-
-
-def short_home() -> Path:
-    """A home with a short path, since sockets are below it, which sandboxes may enter."""
-    path = Path(tempfile.mkdtemp(prefix="aeapi-", dir="/tmp"))
-    path.chmod(0o755)
-    return path
 
 
 @pytest.fixture

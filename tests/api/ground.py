@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import msgspec
+import pytest
 
 from aenv import http, project
 from aenv.api import pools, quotas
@@ -25,6 +28,7 @@ from aenv.auth.secrets import Secrets
 from aenv.auth.tokens import Tokens, local_token
 from aenv.engines.base import Engine
 from aenv.engines.failing import PaperEngine
+from aenv.engines.process.engine import ProcessEngine
 from aenv.errors import AEnvError, NetworkError, NotFound, from_wire
 from aenv.models import EnvRef, Sandbox, SandboxSpec
 from aenv.project.archive import digest, pack
@@ -294,6 +298,29 @@ class Platform(NamedTuple):
         """A client of that owner."""
         request = TokenRequest(owner=owner, scopes=[scope.value for scope in scopes or (Scope.READ, Scope.RUN)])
         return Api(self.url, (await self.tokens.create(ADMIN, request)).token)
+
+
+def short_home() -> Path:
+    """A home with a short path, since sockets are below it, which sandboxes may enter."""
+    path = Path(tempfile.mkdtemp(prefix="aeapi-", dir="/tmp"))
+    path.chmod(0o755)
+    return path
+
+
+@asynccontextmanager
+async def on_processes(publish: Callable[[Shelf, Path], None]) -> AsyncIterator[Platform]:
+    """A service on the process engine, in a home of its own, with the environments that are published there."""
+    home, shelf = short_home(), Shelf()
+    publish(shelf, home)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AENV_HOME", str(home))
+        engine = ProcessEngine(state="platform")
+        try:
+            async with service(f"sqlite:{home / 'store.db'}", engine, shelf, home) as running:
+                yield running
+        finally:
+            await engine.end()
+    shutil.rmtree(home, ignore_errors=True)
 
 
 @asynccontextmanager

@@ -25,8 +25,7 @@ from aenv.engines.process.engine import ProcessEngine
 from aenv.errors import NotFound
 from aenv.store import Put
 from aenv.wire import Instance, InstanceRequest, Pool, QuotaRequest
-from tests.api.conftest import short_home
-from tests.api.ground import ALICE, Api, Platform, Shelf, call, service, until
+from tests.api.ground import ALICE, Api, Platform, Shelf, call, on_processes, service, short_home, until
 from tests.store.servers import Server
 
 pytestmark = [
@@ -98,18 +97,8 @@ def published(shelf: Shelf, home: Path) -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def platform() -> AsyncIterator[Platform]:
-    home = short_home()
-    shelf = Shelf()
-    published(shelf, home)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AENV_HOME", str(home))
-        engine = ProcessEngine(state="platform")
-        try:
-            async with service(f"sqlite:{home / 'store.db'}", engine, shelf, home) as running:
-                yield running
-        finally:
-            await engine.end()
-    shutil.rmtree(home, ignore_errors=True)
+    async with on_processes(published) as running:
+        yield running
 
 
 def waiting(platform: Platform, owner: str) -> list[Entry]:

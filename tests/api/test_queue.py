@@ -20,9 +20,20 @@ from aenv.errors import Invalid, RateLimited
 from aenv.models import State
 from aenv.store import Store, open_store
 from aenv.wire import Instance, InstanceRequest, QuotaRequest
-from tests.api.conftest import short_home
 from tests.api.counting import counts, summed, used
-from tests.api.ground import ADMIN, ALICE, BOB, FragileStore, GatedEngine, PaperShelf, Platform, Shelf, service, until
+from tests.api.ground import (
+    ADMIN,
+    ALICE,
+    BOB,
+    FragileStore,
+    GatedEngine,
+    PaperShelf,
+    Platform,
+    Shelf,
+    service,
+    short_home,
+    until,
+)
 from tests.store.servers import Server
 from tests.support import ROOT
 

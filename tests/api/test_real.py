@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-import shutil
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,8 +18,7 @@ from aenv.auth.callers import Scope
 from aenv.engines.process.engine import ProcessEngine
 from aenv.errors import NetworkError
 from aenv.wire import Instance
-from tests.api.conftest import short_home
-from tests.api.ground import ADMIN, ALICE, Api, Platform, Shelf, call, service, until
+from tests.api.ground import ADMIN, ALICE, Api, Platform, Shelf, call, on_processes, service, until
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -33,23 +31,17 @@ BROKEN = "raise RuntimeError('broken on purpose')"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def platform() -> AsyncIterator[Platform]:
-    home = short_home()
-    shelf = Shelf()
+    async with on_processes(published) as running:
+        yield running
+
+
+def published(shelf: Shelf, home: Path) -> None:
     shelf.publish(home, "env")
     shelf.publish(home, "env", version="2.0.0-rc.1")
     shelf.publish(home, "secretive", secrets=["API_TOKEN"], environmentVariables={"PLAIN": "plain"})
     shelf.publish(home, "broken", module=BROKEN)
     shelf.publish(home, "tampered")
     shelf.packages[shelf.envs["tampered@1.0.0"].digest] += b"x"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AENV_HOME", str(home))
-        engine = ProcessEngine(state="platform")
-        try:
-            async with service(f"sqlite:{home / 'store.db'}", engine, shelf, home) as running:
-                yield running
-        finally:
-            await engine.end()
-    shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest_asyncio.fixture(loop_scope="module")

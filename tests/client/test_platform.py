@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from aenv import Environment, NotFound, SandboxLost, StartFailed, Unauthorized, attach, control, http
-from aenv.client import environment
+from aenv.client import handle
 from aenv.client import leases as leasing
 from aenv.client import platform as remote
 from aenv.client.api import ApiClient
 from aenv.client.hub import HubClient
+from aenv.client.lineage import GROUP, PARENT
 from aenv.control import key_for
 from aenv.errors import Conflict, Forbidden, Invalid
 from aenv.models import EnvRef
@@ -30,7 +31,9 @@ from tests.support import until
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes of the process engine are Linux processes")
 
 MOODY = {
-    "config.json": json.dumps({"name": "moody", "version": "1.0.0", "tags": ["test"]}),
+    "config.json": json.dumps(
+        {"name": "moody", "version": "1.0.0", "tags": ["test"], "deployConfig": {"deterministic": True}}
+    ),
     "README.md": "# Moody\n",
     "src/moody.py": textwrap.dedent(
         '''
@@ -86,20 +89,61 @@ MOODY = {
 }
 
 
+FORKING = {
+    "config.json": json.dumps({"name": "forking", "version": "1.0.0", "deployConfig": {"forkable": True}}),
+    "src/forking.py": textwrap.dedent(
+        """
+        from aenv import register_tool
+
+        state = {"total": 0}
+
+
+        @register_tool
+        def add(a: int) -> int:
+            state["total"] += a
+            return state["total"]
+        """
+    ),
+}
+
+SAVING = {
+    "config.json": json.dumps({"name": "saving", "version": "1.0.0"}),
+    "src/saving.py": FORKING["src/forking.py"].replace(
+        "import register_tool", "import register_load, register_save, register_tool"
+    )
+    + textwrap.dedent(
+        """
+
+        @register_save
+        def save() -> bytes:
+            return str(state["total"]).encode()
+
+
+        @register_load
+        def load(content: bytes) -> None:
+            state["total"] = int(content)
+        """
+    ),
+}
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    """A platform with one environment."""
-    root = tmp_path_factory.mktemp("project") / "moody"
-    for name, text in MOODY.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+    """A platform with these environments."""
+    projects = {"moody": MOODY, "forking": FORKING, "saving": SAVING}
+    folder = tmp_path_factory.mktemp("projects")
+    for project, files in projects.items():
+        for name, text in files.items():
+            (folder / project / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / project / name).write_text(text)
     with platform() as found:
 
         async def push() -> None:
             hub = HubClient(found.control, found.token)
-            await hub.create(EnvRequest(name="moody", version="1.0.0", tags=["test"]))
-            await hub.upload("moody", "1.0.0", pack(read(root)))
-            await hub.release("moody", "1.0.0")
+            for name in projects:
+                await hub.create(EnvRequest(name=name, version="1.0.0", tags=["test"]))
+                await hub.upload(name, "1.0.0", pack(read(folder / name)))
+                await hub.release(name, "1.0.0")
 
         asyncio.run(push())
         yield found
@@ -129,10 +173,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client for a machine that is too busy for its usual patience."""
-    monkeypatch.setattr(environment, "RESTART", 90.0)
+    monkeypatch.setattr(handle, "RESTART", 90.0)
     monkeypatch.setattr(control, "RESTART", 90.0)
-    monkeypatch.setattr(environment, "NEWS", 30.0)
-    monkeypatch.setattr(environment, "ASKING", 40.0)
+    monkeypatch.setattr(handle, "NEWS", 30.0)
+    monkeypatch.setattr(handle, "ASKING", 40.0)
 
 
 def client(site: Platform) -> ApiClient:
@@ -374,3 +418,56 @@ async def test_a_platform_that_is_killed_and_comes_back_is_not_noticed(site: Pla
         assert (await napping).text == "awake"
         assert env.instance_id in await alive(site)
     assert env.instance_id not in await alive(site)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(("name", "how"), [("forking", "live"), ("saving", "saved")])
+async def test_siblings_that_are_forks_of_a_live_instance_or_of_what_it_says(
+    site: Platform, name: str, how: str
+) -> None:
+    async with Environment(name, seed=1) as env:
+        await env.call_tool("add", {"a": 1})
+        async with await env.fork(2) as siblings:
+            assert [found.forked.how for found in siblings if found.forked] == [how, how], siblings[0].forked
+            assert [(await one.call_tool("add", {"a": 2})).text for one in siblings] == ["3", "3"]
+            listed, _ = await client(site).list(labels={PARENT: env.instance_id or ""})
+            assert {one.id for one in listed} == {one.instance_id for one in siblings}
+        place = await env.checkpoint()
+        await env.call_tool("add", {"a": 100})
+        await env.restore(place)
+        assert (await env.call_tool("add", {"a": 3})).text == "4"
+
+
+async def test_forks_are_to_be_had_over_http(site: Platform) -> None:
+    async with Environment("forking") as env:
+        await env.call_tool("add", {"a": 4})
+        headers = (
+            f"Authorization: Bearer {site.token}\r\nContent-Type: application/json\r\nPrefer: wait=30\r\n".encode()
+        )
+        path = f"/env-instance/{env.instance_id}/fork"
+        answer = await http.request("POST", site.control, path, headers=headers, body=b'{"count": 2, "ttl": "5m"}')
+        made = json.loads(answer.body)["data"]
+        assert [one["status"] for one in made] == ["Running", "Running"]
+        for one in made:
+            async with Environment(instance_id=one["id"]) as fork:
+                assert (await fork.call_tool("add", {"a": 1})).text == "5"
+            await client(site).delete(one["id"])
+    async with Environment("moody") as env:
+        refused = await http.request("POST", site.control, f"/env-instance/{env.instance_id}/fork", headers=headers)
+        assert refused.status == 501
+        assert b"forkable" in refused.body
+
+
+@pytest.mark.usefixtures("way")
+async def test_siblings_are_instances_of_their_owner_and_tell_where_they_come_from(site: Platform) -> None:
+    async with Environment("moody", seed=1) as env:
+        await env.call_tool("add", {"a": 1})
+        async with await env.fork(2) as siblings:
+            assert siblings[0].forked is not None
+            labels = {PARENT: env.instance_id or "", GROUP: siblings[0].forked.group}
+            listed, _ = await client(site).list(labels=labels)
+            assert {one.id for one in listed} == {one.instance_id for one in siblings}
+            assert [(await one.call_tool("add", {"a": 2})).text for one in siblings] == ["4", "4"]
+        place = await env.checkpoint()
+        await env.restore(place)
+        assert (await env.call_tool("add", {"a": 3})).text == "5"

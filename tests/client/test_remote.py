@@ -133,6 +133,8 @@ async def test_an_episode(lab: Sandbox) -> None:
             "count": None,
             "lease": LEASE,
             "startup_timeout": 100.0,
+            "forked_from": "",
+            "own_random": False,
         }
         assert create.headers["prefer"] == "wait=20"
         assert {asked.headers["authorization"] for asked in made.plane.asked} == {"Bearer key"}
@@ -639,7 +641,7 @@ async def test_what_a_gateway_says_of_a_sandbox_is_typed(
     kind: type[Exception],
     words: str,
 ) -> None:
-    monkeypatch.setattr("aenv.client.environment.NEWS", 0.1)
+    monkeypatch.setattr("aenv.client.handle.NEWS", 0.1)
     async with behind_a_gateway(lab, tmp_path / "gateway") as (made, gateway):
         async with Environment("lab", aenv_url=made.url) as env:
             gateway.told = told
@@ -682,7 +684,7 @@ async def test_a_gateway_that_restarts_in_the_middle_of_a_call_is_not_noticed(la
 async def test_a_gateway_that_stays_away_is_the_networks_failure(
     lab: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aenv.client.environment.RESTART", 0.1)
+    monkeypatch.setattr("aenv.client.handle.RESTART", 0.1)
     async with behind_a_gateway(lab, tmp_path / "gateway") as (made, gateway):
         async with Environment("lab", aenv_url=made.url) as env:
             await gateway.stop()

@@ -95,6 +95,8 @@ async def plan(request: InstanceRequest, env: Env, *, datasources: Sequence[Path
         raise Invalid(f"startup_timeout {startup:g} is not between 0 and {LONGEST_STARTUP:g} seconds")
     if request.seed is not None and not -_SEED <= request.seed < _SEED:
         raise Invalid(f"seed {request.seed} is not a number of 64 bits")
+    if request.own_random and not request.forked_from:
+        raise Invalid("own_random is for forks", hint="give a seed, or none to draw what no other draws")
     secrets = list(dict.fromkeys(found.value("deployConfig.secrets")))
     variables = request.environment_variables or {}
     _check_variables(variables)
@@ -111,6 +113,8 @@ async def plan(request: InstanceRequest, env: Env, *, datasources: Sequence[Path
         resources=_resources(request.resources or {}),
         startup_timeout=startup,
         second=second,
+        forked_from=request.forked_from,
+        own_random=request.own_random,
     )
     return Plan(wanted, ttl, _lease(request.lease), labels(request.labels or {}), secrets)
 

@@ -28,7 +28,7 @@ from aenv.engines.base import Engine, new_id
 from aenv.errors import Conflict, Invalid, NotFound, SandboxError, Unsupported, did_you_mean
 from aenv.models import NAME, VERSION, EnvRef, State, parse_duration
 from aenv.store import Change, Store
-from aenv.wire import Expose, Exposed, Instance, InstanceRequest, Renewed, timestamp
+from aenv.wire import Env, Expose, Exposed, Fork, Instance, InstanceRequest, Renewed, timestamp
 
 LONGEST_WAIT = 600.0
 """Most seconds that an answer waits for an instance to run."""
@@ -160,6 +160,7 @@ class Instances:
         plan = await admission.plan(request, env, datasources=self._datasources, elsewhere=self._engine.shared)
         self._engine.check_second(plan.wanted.second)
         self._engine.check_resources(plan.wanted.resources)
+        parent = await self._parent(caller, request.forked_from, owner, env) if request.forked_from else None
         if plan.secrets:
             admission.check_secrets(await self._secrets.values(owner, plan.secrets))  # which are missing is said now
         now = self.lives.clock.now()
@@ -178,10 +179,29 @@ class Instances:
             labels=plan.labels,
             secrets=plan.secrets,
             wanted=plan.wanted,
+            charge=None if parent is None else parent.charge,
             phases=phases.seconds,
         )
         admission.check_written(count, size_of(first))
         return [msgspec.structs.replace(first, id=new_id(env.name)) for _ in range(count)]
+
+    async def _parent(self, caller: Caller, id: str, owner: str, env: Env) -> InstanceRecord:
+        """The instance of which one of that owner and environment can be a fork."""
+        self._engine.check_fork(id)
+        entry, _ = await self._visible.running(caller, id)
+        record = entry.record
+        if not admission.environment(record.env, "").forkable:
+            raise Unsupported(
+                f"{record.env.id} does not say that its instances can be forked",
+                hint="deployConfig.forkable says so",
+            )
+        if record.server != self.lives.name:
+            raise Unsupported(f"{id} is another server's, and is forked where it is")
+        if (record.owner, record.env.id, record.env.digest) != (owner, env.id, env.digest):
+            raise Conflict(
+                f"a fork of {id} is of {record.env.id}, and of the same owner", hint=f"ask for {record.env.id}"
+            )
+        return record
 
     async def _settled(self, entry: Entry, deadline: float) -> None:
         """Wait until an instance runs or has failed, or there is no more time. Meanwhile its client is there."""
@@ -335,6 +355,20 @@ class Instances:
             expires_at = min(expires_at, self.lives.clock.now() + parse_duration(request.ttl))
         url = self.exposed_url(id, request.port, expires_at)
         return Exposed(url=url, port=request.port, expires_at=timestamp(expires_at))
+
+    async def forks_of(self, caller: Caller, id: str, wanted: Fork) -> InstanceRequest:
+        """What is to be made where forks of an instance are wanted."""
+        record = await self._visible.find(caller, id)
+        return InstanceRequest(
+            env_name=record.env.id,
+            owner=record.owner,
+            forked_from=id,
+            count=wanted.count,
+            ttl=wanted.ttl,
+            labels=wanted.labels,
+            lease=wanted.lease,
+            own_random=not wanted.same_random,
+        )
 
     async def cannot(self, caller: Caller, id: str, what: str) -> None:
         """What no engine of ours can do yet, to an instance that is there."""

@@ -12,10 +12,12 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from secrets import randbits
 from weakref import WeakValueDictionary
 
 import msgspec
 
+from aenv.api import inside
 from aenv.api.admission import charge_of, check_secrets
 from aenv.api.clock import Clock
 from aenv.api.endings import PATIENCE, Endings
@@ -34,7 +36,7 @@ from aenv.auth.callers import Caller, Scope
 from aenv.auth.keys import owner_token
 from aenv.engines.base import Engine
 from aenv.errors import AEnvError, Conflict, NetworkError, NotFound, StartFailed
-from aenv.models import Sandbox, SandboxSpec, State
+from aenv.models import Sandbox, SandboxSpec, State, to_json
 from aenv.runtime.hidden import Hidden
 from aenv.store import Change
 from aenv.web import logs
@@ -156,7 +158,7 @@ class Lives:
         caller: Caller,
         claimed: Mapping[str, Kept],
     ) -> list[Entry]:
-        by, charge = self.peers.me.boot, charge_of(made[0].env, made[0].wanted)
+        by, charge = self.peers.me.boot, made[0].charge or charge_of(made[0].env, made[0].wanted)
         made = [msgspec.structs.replace(record, by=by, charge=charge) for record in made]
         kept = await self.queue.enter(made, more, claimed=claimed)
         return [self.resume(found, call_token, caller) for found in kept]
@@ -196,7 +198,9 @@ class Lives:
                 if entry.kept.record.queued is not None and not await self._admitted(entry):
                     return
                 spec = await self._spec(entry, call_token, caller)
-                await self._runs(entry, await self._sandbox(entry, spec))
+                sandbox = await self._sandbox(entry, spec)
+                await self._reseed(entry, sandbox)
+                await self._runs(entry, sandbox)
             except AEnvError as exc:
                 await self._failed(entry, exc.message if exc.hint is None else f"{exc.message} ({exc.hint})")
             except Exception as exc:
@@ -262,6 +266,13 @@ class Lives:
             return sandbox
         finally:
             report.cancel()
+
+    async def _reseed(self, entry: Entry, sandbox: Sandbox) -> None:
+        """Let a fork draw what only it draws, where that is wanted, before anybody can call it."""
+        record = entry.kept.record
+        if record.wanted is not None and record.wanted.own_random:
+            place = Place(record.id, sandbox.url, record.owner, self.token(record))
+            await inside.ask(place, "POST", "/reseed", to_json({"seed": randbits(32)}), timeout=ENGINE)
 
     async def _report(self, entry: Entry, limit: asyncio.Timeout, asked: asyncio.Event) -> None:
         """Write down that a start takes its time, and what it waits for; ``asked`` is set once the engine was. How long

@@ -140,6 +140,7 @@ class Pools:
             wanted.resources
             or wanted.volumes
             or wanted.second
+            or wanted.forked_from
             or not environment(record.env, "").value("deployConfig.pool.max")
         ):
             return None

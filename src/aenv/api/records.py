@@ -39,6 +39,8 @@ class Wanted(Struct, frozen=True, kw_only=True, omit_defaults=True):
     startup_timeout: float = 500.0
     volumes: list[Volume] = []
     second: Second | None = None
+    forked_from: str = ""
+    own_random: bool = False
 
 
 class InstanceRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,7 +11,7 @@ from aenv.auth.callers import Scope
 from aenv.errors import Invalid
 from aenv.models import ExecResult
 from aenv.web.routes import Call, Header, Paged, Query, Route, Streamed, Upload
-from aenv.wire import PAGE, Exec, Expose, Exposed, Extend, Instance, InstanceRequest, Renewed, Reset
+from aenv.wire import PAGE, Exec, Expose, Exposed, Extend, Fork, Instance, InstanceRequest, Renewed, Reset
 
 MOST_FILE = 64 * 1024 * 1024
 """Bytes of a file that is written into an instance."""
@@ -114,16 +114,33 @@ class Handlers:
         """A URL, for whoever has it, of a port inside. It ends with its ttl, and with the instance."""
         return await self._instances.expose(call.caller, id, body)
 
-    async def fork(self, call: Call, id: str) -> None:
-        """Live siblings with the state of this moment; no engine has this yet."""
-        await self._instances.cannot(call.caller, id, "fork")
+    async def fork(
+        self,
+        call: Call,
+        id: str,
+        body: Fork | None = None,
+        prefer: Prefer = "",
+        key: Annotated[
+            str | None, Header("Idempotency-Key", "asked again under the same key, the same forks are answered")
+        ] = None,
+    ) -> list[Instance]:
+        """Forks of an instance that runs, each in the place that it is in.
+
+        They are instances like others. Its environment must say that it is forkable, and its engine must be able to.
+        """
+        request = await self._instances.forks_of(call.caller, id, body or Fork())
+        made = await self._instances.create(
+            call.caller, request, token=call.token, key=key, wait=preferred_wait(call, prefer), local=call.peer_is_local
+        )
+        call.target = ", ".join([id, *(each.id for each in made[:4])])
+        return made
 
     async def checkpoint(self, call: Call, id: str) -> None:
-        """Keep the state of this moment; no engine has this yet."""
+        """Keep the state of this moment: a fork that nobody calls is that, and this has no other."""
         await self._instances.cannot(call.caller, id, "checkpoint")
 
     async def restore(self, call: Call, id: str) -> None:
-        """Put an instance back to a checkpoint; no engine has this yet."""
+        """Put an instance back to a checkpoint: a fork of that is that, and this has no other."""
         await self._instances.cannot(call.caller, id, "restore")
 
     async def logs(

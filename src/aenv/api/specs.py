@@ -47,5 +47,6 @@ def spec_of(
         volumes=wanted.volumes,
         second=wanted.second,
         warm=bool(record.warm),
+        forked_from=wanted.forked_from,
     )
     return complete(spec, environment(record.env, placed.root), stamp=placed.stamp)

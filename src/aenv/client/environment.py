@@ -2,59 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 import secrets
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, suppress
-from types import TracebackType
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from aenv import http
-from aenv.cleanup import finish
-from aenv.client import answers, mcp, spans
+from aenv.client import answers, lineage, mcp
 from aenv.client.contents import content_of
+from aenv.client.handle import Handle, log
+from aenv.client.lineage import Forked, Kept, Siblings
 from aenv.client.openai import openai_tools
 from aenv.client.provision import Control, Package, Provision, choose
-from aenv.control import RESTART, plain_header
-from aenv.errors import (
-    AEnvError,
-    CallTimeout,
-    Conflict,
-    Invalid,
-    NetworkError,
-    NotFound,
-    SandboxLost,
-    StartFailed,
-    Unsupported,
-    loss,
-)
-from aenv.models import NOT_JSON, EnvRef, ExecResult, Sandbox, SandboxSpec, ToolResult, parse_duration, to_json
+from aenv.errors import AEnvError, Conflict, Invalid, NotFound
+from aenv.models import EnvRef, ExecResult, Sandbox, SandboxSpec, ToolResult, parse_duration
 from aenv.runtime import registry
 from aenv.runtime.tokens import agent_token, digest
 
 if TYPE_CHECKING:
     from aenv.client.sync import SyncEnvironment
 
-log = logging.getLogger("aenv.environment")
-log.addHandler(logging.NullHandler())
-UNREACHABLE = 5.0
-"""Seconds a sandbox may be unreachable at the start before it is taken for absent."""
-FAREWELL = 5.0
-"""Seconds that cancelling a call on the other side may take."""
 MARGIN = 10.0
 """Seconds that a command's answer may take longer than the command."""
-NEWS = 2.0
-"""Seconds in which an engine hears of the end of a sandbox that does not answer."""
-ASKING = 5.0
-"""Seconds that whoever made the sandbox gets to say why it is gone."""
 
 
-class Environment:
+class Environment(Handle):
     """One sandbox of an environment, for the length of an ``async with`` block or until ``release``.
 
     The first call starts it. A tool that fails gives a ``ToolResult`` with ``is_error``; what the platform fails at
@@ -121,17 +96,11 @@ class Environment:
         return made
 
     def _blank(self) -> None:
-        """No sandbox yet."""
-        self._sandbox: Sandbox | None = None
-        self._stack: AsyncExitStack | None = None
-        self._forwarded: str | None = None
-        self._opening = asyncio.Lock()
-        self._headers = b""
-        self._openai_names: dict[str, str] = {}
-        self._mirrored: dict[str, dict[str, str]] = {}
-        """Per tool, the arguments that are repeated in headers; read when a server asks for them."""
-        self._farewells: set[asyncio.Task[None]] = set()
-        self._process = os.getpid()
+        super()._blank()
+        self.forked: Forked | None = None
+        """How it was forked; None when it was not."""
+        self._checkpoints: dict[str, Kept] = {}
+        self._promises: tuple[Sandbox | None, dict[str, Any]] = (None, {})
 
     @staticmethod
     def sync(*args: Any, **kwargs: Any) -> SyncEnvironment:
@@ -140,109 +109,12 @@ class Environment:
 
         return SyncEnvironment(*args, **kwargs)
 
-    @property
-    def instance_id(self) -> str | None:
-        """What the sandbox is called; None while there is none."""
-        return None if self._sandbox is None else self._sandbox.id
-
-    @property
-    def sandbox(self) -> Sandbox | None:
-        """The sandbox as it was given; None while there is none."""
-        return self._sandbox
-
-    @property
-    def provision(self) -> Provision:
-        """Where its sandbox comes from."""
-        return self._provision
-
     async def package(self) -> Package:
         """What the sandbox was made of, as far as who provided it knows: the package's digest, and the image."""
         sandbox = await self._ready()
         if sandbox.digest or not hasattr(self._provision, "package"):
             return Package(sandbox.env, sandbox.digest, sandbox.image)
         return await cast(Control, self._provision).package(self.spec)
-
-    # Life
-
-    async def initialize(self) -> bool:
-        """Start the sandbox and wait until it is healthy. Once, however many ask."""
-        if self._sandbox is not None:
-            return True
-        async with self._opening:
-            if self._sandbox is None:
-                with spans.Asking("initialize", self.env_name):
-                    await self._open()
-        return True
-
-    async def _open(self) -> None:
-        async with AsyncExitStack() as stack:
-            sandbox = await stack.enter_async_context(self._provision(self.spec))
-            token = b""
-            if sandbox.token:
-                token = f"Authorization: Bearer {plain_header(sandbox.token, 'the token')}\r\n".encode()
-            boot: bytes | None = sandbox.boot.encode()
-            if not boot and not self.skip_for_healthy:
-                boot = await self._healthy(sandbox, token, self.startup_timeout)
-            token += b"AEnv-Boot: %b\r\n" % boot if boot and not sandbox.shared else b""
-            self._headers = token
-            self._process = os.getpid()
-            self._stack = stack.pop_all()
-            self._sandbox = sandbox
-            self.env_name = self.env_name or sandbox.env
-        log.info("[ENV:%s] Environment %s is ready", sandbox.id, self.env_name)
-
-    async def _healthy(self, sandbox: Sandbox, headers: bytes, patience: float) -> bytes | None:
-        """Wait until ``/health`` says yes; the answer names the sandbox's life."""
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        pause = 0.01
-        while True:
-            try:
-                async with asyncio.timeout(max(patience, 0.001)):
-                    response = await http.request("GET", sandbox.url, "/health", headers=headers, retries=0)
-                reason = f"unhealthy: {answers.reason(response)}"
-                if response.status == 200:
-                    return response.headers.get(b"aenv-boot")
-                if response.status not in http.BUSY:
-                    raise answers.error(response)
-                limit = patience
-            except (NetworkError, TimeoutError) as exc:
-                reason = str(exc) or "no answer"
-                limit = min(patience, UNREACHABLE)
-            if loop.time() - start > limit:
-                hint = "is it running? start one with 'aenv run'" if sandbox.attached else None
-                reason = await self._reason(sandbox) or reason
-                raise StartFailed(f"{sandbox.url} is not ready after {limit:g} s: {reason}", hint=hint)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, 1.0)
-
-    async def release(self) -> None:
-        """Give the sandbox back. Safe to call twice; a released environment can be used again."""
-        async with self._opening:
-            stack, self._stack, sandbox, self._sandbox = self._stack, None, self._sandbox, None
-            self._forwarded = None
-            if stack is None or sandbox is None or self._process != os.getpid():
-                return  # nothing to give back, or a forked child that does not own its parent's sandbox
-            await finish(self._close(stack, sandbox))
-        log.info("[ENV:%s] Environment %s is released", sandbox.id, self.env_name)
-
-    async def _close(self, stack: AsyncExitStack, sandbox: Sandbox) -> None:
-        if sandbox.attached and self._farewells:  # it lives on, so what was cancelled in it should hear that
-            await asyncio.wait(set(self._farewells), timeout=FAREWELL)
-        for task in list(self._farewells):
-            task.cancel()
-        await stack.aclose()
-
-    destroy = release
-
-    async def __aenter__(self) -> Self:
-        await self.initialize()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.release()
 
     # Tools
 
@@ -285,9 +157,7 @@ class Environment:
 
     async def _tools(self) -> list[dict[str, Any]]:
         await self._ready()
-        return mcp.tools(
-            await self._call("/mcp", mcp.headers("tools/list"), mcp.message("tools/list"), None, "tools/list")
-        )
+        return mcp.tools(await self._query("/mcp", mcp.headers("tools/list"), mcp.message("tools/list"), "tools/list"))
 
     def _tool_name(self, name: str, sandbox: Sandbox) -> str:
         if name in self._openai_names:
@@ -331,6 +201,13 @@ class Environment:
         found: dict[str, Any] = answers.envelope(response).get("data") or {}
         return found
 
+    async def _says(self, promise: str) -> bool:
+        """Whether it ``saves``, or makes a promise: ``forkable`` or ``deterministic``. Asked once of a sandbox."""
+        sandbox = await self._ready()
+        if self._promises[0] is not sandbox:
+            self._promises = sandbox, await self.get_env_info()
+        return bool(self._promises[1].get(promise))
+
     async def get_env_info(self) -> dict[str, Any]:
         """Name, version, protocols, tools and rewards of the running environment."""
         found: dict[str, Any] = await self._get("/info")
@@ -348,9 +225,58 @@ class Environment:
         more = {"arguments": dict(arguments)} if arguments else {}
         return await self._data("/reset", {"seed": seed, **more}, None, "reset")
 
+    async def reseed(self, seed: int) -> None:
+        """Let the generators that everybody shares (``random``, NumPy, torch) go on from another seed."""
+        await self._data("/reseed", {"seed": seed}, None, "reseed")
+
+    # Other sandboxes in the place of this one
+
+    async def fork(self, n: int = 1, *, same_random: bool = False) -> Siblings:
+        """``n`` live siblings, each in the place that this environment is in. They draw other random numbers from there
+        on, unless ``same_random``.
+
+        Where the environment says that it is forkable, they are forks of its process. Where that cannot be, and its
+        author registered how it is saved and loaded, they are given its files and what that says. Otherwise, where it
+        says that it is deterministic, what it was asked is asked of them, and ``Diverged`` tells the first answer that
+        is not the same. ``forked.why`` says what was in the way of a fork of the process. Siblings are given back by
+        their ``release``, or all by an ``async with`` block.
+        """
+        if n < 1:
+            raise Invalid(f"there cannot be {n} siblings", hint="ask for one or more")
+        return await lineage.fork(self, n, same_random=same_random)
+
+    async def checkpoint(self) -> str:
+        """Remember the place that the environment is in. What ``restore`` takes, until this environment is released.
+        Where it is forkable, that is a fork which nobody asks anything, with a time to live like this one's."""
+        id = secrets.token_hex(8)
+        self._checkpoints[id] = await lineage.keep(self)
+        return id
+
+    async def release(self) -> None:
+        """Give the sandbox back, and its checkpoints. Safe to call twice; a released environment can be used again."""
+        try:
+            await super().release()
+        finally:  # from when there is no sandbox, there is no further checkpoint either
+            checkpoints, self._checkpoints = self._checkpoints, {}
+            if forks := lineage.Siblings(kept.fork for kept in checkpoints.values() if kept.fork is not None):
+                await forks.release()
+
+    destroy = release
+
+    async def restore(self, checkpoint: str) -> None:
+        """Go back to a checkpoint, in another sandbox, which takes the place of this one."""
+        self.journal.check_quiet()
+        kept = self._checkpoints.get(checkpoint)
+        if kept is None:
+            raise NotFound(
+                f"there is no checkpoint {checkpoint!r}", hint="give what checkpoint() of this object returned"
+            )
+        await lineage.bring_back(self, kept)
+
     async def agent_url(self) -> str:
         """A URL to hand to an agent: it opens the tools, and nothing else."""
         sandbox = await self._ready()
+        self.journal.miss("an agent was given a way to the tools, and what it calls is not written down", unseen=True)
         token = f"?token={agent_token(digest(sandbox.token))}" if sandbox.token else ""
         return f"{await self._public(sandbox)}/mcp{token}"
 
@@ -431,110 +357,6 @@ class Environment:
     async def expose(self, port: int, ttl: str | float | None = None) -> str:
         """A URL of a port inside, open to whoever has it, for ``ttl`` or as long as the platform thinks fit."""
         seconds = None if ttl is None else parse_duration(ttl)
+        self.journal.miss("a port of it was exposed, and what comes that way is not written down", unseen=True)
         control = self._control("expose", "asked to show a port", "'aenv serve' starts a platform, which can; name it")
         return await control.expose((await self._ready()).id, port, seconds)
-
-    def _control(
-        self, power: str, asked: str, hint: str = "an attached sandbox is its starter's to control"
-    ) -> Control:
-        if not hasattr(self._provision, power):
-            raise Unsupported(f"this sandbox cannot be {asked}: what provided it has no such power", hint=hint)
-        return cast(Control, self._provision)
-
-    # The one way out
-
-    async def _ready(self) -> Sandbox:
-        if self._sandbox is None:
-            await self.initialize()
-        if self._sandbox is None:
-            raise AEnvError("the environment was released while it started")
-        return self._sandbox
-
-    async def _data(self, path: str, arguments: Mapping[str, Any] | None, timeout: float | None, what: str) -> Any:
-        await self._ready()
-        try:
-            body = to_json(arguments or {})
-        except NOT_JSON as exc:
-            raise Invalid(f"the arguments of {what} cannot be sent: {exc}") from exc
-        return answers.data(await self._call(path, b"Content-Type: application/json\r\n", body, timeout, what))
-
-    async def _get(self, path: str) -> Any:
-        return answers.data(await self._fetch(path))
-
-    async def _fetch(self, path: str, retries: int | None = None, timeout: float | None = None) -> http.Response:
-        sandbox = await self._ready()
-        request = self._request(sandbox, "GET", path, self._headers + spans.context(), retries=retries)
-        return await self._within(self.timeout if timeout is None else timeout, request, path, sandbox)
-
-    async def _call(
-        self, path: str, headers: bytes, body: bytes, timeout: float | None, what: str, method: str = "POST"
-    ) -> http.Response:
-        """Ask for something that has an effect: its id makes asking again safe, and cancelling possible."""
-        sandbox = await self._ready()
-        call_id = secrets.token_hex(12)
-        with spans.Asking(what, self.env_name, sandbox) as asking:
-            headers = b"%b%b%bAEnv-Call-Id: %b\r\n" % (headers, self._headers, asking.header, call_id.encode())
-            request = self._request(sandbox, method, path, headers, body)
-            try:
-                seconds = self.timeout if timeout is None else timeout
-                return asking.answered(await self._within(seconds, request, what, sandbox))
-            except (asyncio.CancelledError, CallTimeout):
-                self._say_cancelled(sandbox, call_id)
-                raise
-
-    def _request(
-        self, sandbox: Sandbox, method: str, path: str, headers: bytes, body: bytes = b"", retries: int | None = None
-    ) -> Coroutine[Any, Any, http.Response]:
-        return http.request(
-            *(method, sandbox.url, path),
-            headers=headers,
-            body=body,
-            retries=self.max_retries if retries is None else retries,
-            repeatable=method == "GET" or not sandbox.shared,  # another replica would not know the call
-            reconnecting=RESTART if sandbox.relayed else 0.0,
-        )
-
-    async def _within(
-        self, seconds: float, request: Coroutine[Any, Any, http.Response], what: str, sandbox: Sandbox
-    ) -> http.Response:
-        failed: AEnvError | http.Response
-        try:
-            async with asyncio.timeout(seconds) as limit:
-                response = await request
-                gone = NotFound if sandbox.shared and response.status == NotFound.status else SandboxLost
-                if response.status != gone.status:
-                    return response
-                failed = answers.error(response) if sandbox.relayed else response
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            failed = CallTimeout(f"{what} did not answer within {seconds:g} s")
-        except http.NotSent as exc:
-            failed = exc if sandbox.relayed else SandboxLost(f"the sandbox is gone: {exc}")
-        except NetworkError as exc:
-            failed = exc
-        if reason := await self._reason(sandbox, 0.0 if isinstance(failed, CallTimeout) else NEWS):
-            cause = failed if isinstance(failed, AEnvError) else None
-            raise loss(reason)(f"the sandbox is gone: {reason}") from cause
-        if isinstance(failed, AEnvError):
-            raise failed
-        return failed  # the sandbox itself says what is wrong, and nobody knows better
-
-    async def _reason(self, sandbox: Sandbox, patience: float = 0.0) -> str:
-        """Why the sandbox is gone, when somebody knows, or learns it within so many seconds."""
-        if not hasattr(self._provision, "reason"):
-            return ""
-        with suppress(AEnvError, TimeoutError):
-            async with asyncio.timeout(ASKING):
-                return await self._control("reason", "").reason(sandbox.id, patience)
-        return ""
-
-    def _say_cancelled(self, sandbox: Sandbox, call_id: str) -> None:
-        async def farewell() -> None:
-            with suppress(AEnvError, TimeoutError):
-                async with asyncio.timeout(FAREWELL):
-                    await http.request("DELETE", sandbox.url, f"/calls/{call_id}", headers=self._headers)
-
-        task = asyncio.get_running_loop().create_task(farewell())
-        self._farewells.add(task)
-        task.add_done_callback(self._farewells.discard)

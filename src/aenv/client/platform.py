@@ -16,7 +16,7 @@ from aenv.client.api import ApiClient
 from aenv.client.leases import leases
 from aenv.client.services import ServicesClient
 from aenv.control import key_for, plain_header, platform_url
-from aenv.errors import AEnvError, Invalid, NetworkError, NotFound, SandboxLost, StartFailed, Unsupported
+from aenv.errors import AEnvError, Conflict, Invalid, NetworkError, NotFound, SandboxLost, StartFailed, Unsupported
 from aenv.models import Sandbox, SandboxSpec, State, parse_duration, told
 from aenv.project.images import image_of
 from aenv.wire import LEASE, Expose, Instance, InstanceRequest
@@ -145,6 +145,8 @@ class Platform:
             except AEnvError as exc:
                 unheard = isinstance(exc, NetworkError) and not isinstance(exc, http.NotSent)
                 nothing_made = not unheard and type(exc) is not AEnvError
+                if isinstance(exc, Conflict) and (why := await self._why_over(spec.forked_from)):
+                    raise SandboxLost(f"instance {spec.forked_from} is gone: {why}") from exc
                 raise
             id = instance.id
             leases().hold(id, self._api)
@@ -154,6 +156,12 @@ class Platform:
                 if id is not None:
                     leases().drop(id)
                 await finish(self._give_back(id, request, key))
+
+    async def _why_over(self, id: str) -> str:
+        """Why an instance that was to be forked is no more; empty where it lives, or nobody knows."""
+        with suppress(AEnvError):
+            return await self.reason(id, 0.0) if id else ""
+        return ""
 
     async def _running(self, instance: Instance, deadline: float, patience: float) -> Instance:
         """The instance once it runs."""
@@ -225,6 +233,7 @@ def _request(spec: SandboxSpec) -> InstanceRequest:
         seed=spec.seed,
         lease=LEASE,
         startup_timeout=spec.startup_timeout,
+        forked_from=spec.forked_from,
     )
 
 

@@ -6,6 +6,7 @@ The work happens on one background event loop of the process, so it also serves 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
 import os
 import threading
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from aenv.client.environment import Environment
+from aenv.client.lineage import Forked
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,13 +32,25 @@ def _loop() -> asyncio.AbstractEventLoop:
     with _starting:
         found = _loops.get(os.getpid())
         if found is None:
-            _loops.clear()
             found = _loops[os.getpid()] = asyncio.new_event_loop()
             threading.Thread(target=found.run_forever, name="aenv-sync", daemon=True).start()
+            atexit.register(_leave, found)
         return found
 
 
-def _wait(work: Coroutine[Any, Any, R]) -> R:
+def _leave(loop: asyncio.AbstractEventLoop) -> None:
+    """The program ends: so does what still goes on in the background, while it can."""
+    if _loops.get(os.getpid()) is loop:
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(_end(list(asyncio.all_tasks(loop))), loop).result(ENDING)
+
+
+def wait(work: Coroutine[Any, Any, R]) -> R:
+    """What comes of it, on the background loop."""
+    loop = _loop()
+    if asyncio._get_running_loop() is loop:
+        work.close()
+        raise RuntimeError("what blocks cannot be called on the loop that it waits for: use Environment there")
     tasks: list[asyncio.Task[Any]] = []
 
     async def noted() -> R:
@@ -44,7 +58,6 @@ def _wait(work: Coroutine[Any, Any, R]) -> R:
             tasks.append(task)
         return await work
 
-    loop = _loop()
     try:
         return asyncio.run_coroutine_threadsafe(noted(), loop).result()
     except BaseException:
@@ -69,7 +82,7 @@ def _blocking(
 ) -> Callable[Concatenate[SyncEnvironment, P], R]:
     @functools.wraps(method)
     def call(self: SyncEnvironment, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return _wait(method(self.environment, *args, **kwargs))
+        return wait(method(self.environment, *args, **kwargs))
 
     return call
 
@@ -83,7 +96,7 @@ def _iterating(
         try:
             while True:
                 try:
-                    value = _wait(found.__anext__())
+                    value = wait(found.__anext__())
                 except StopAsyncIteration:
                     return
                 yield value
@@ -119,9 +132,26 @@ class SyncEnvironment:
     upload = _blocking(Environment.upload)
     download = _blocking(Environment.download)
     history = _blocking(Environment.history)
+    reseed = _blocking(Environment.reseed)
+    checkpoint = _blocking(Environment.checkpoint)
+    restore = _blocking(Environment.restore)
     extend = _blocking(Environment.extend)
     expose = _blocking(Environment.expose)
     logs = _iterating(Environment.logs)
+
+    @functools.wraps(Environment.fork)
+    def fork(self, n: int = 1, *, same_random: bool = False) -> list[SyncEnvironment]:
+        siblings = []
+        for environment in wait(self.environment.fork(n, same_random=same_random)):
+            sibling = SyncEnvironment.__new__(SyncEnvironment)
+            sibling.environment = environment
+            siblings.append(sibling)
+        return siblings
+
+    @property
+    def forked(self) -> Forked | None:
+        """How it was forked; None when it was not."""
+        return self.environment.forked
 
     @property
     def instance_id(self) -> str | None:
