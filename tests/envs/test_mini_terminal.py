@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aenv import Environment, Invalid, attach, project
+from aenv import Environment, Invalid, Unsupported, attach, project
 from aenv.project import scaffold
 from aenv.project.builtin import builtin, builtin_names, builtin_root
 from tests.support import sandbox
@@ -840,6 +840,69 @@ async def test_a_fork_bomb_in_the_background_does_not_end_the_terminal(isolated)
     assert await isolated.out("echo $A") == "kept\n"
     assert (await isolated.env.reset())["processes_ended"] is True
     assert await isolated.out("ls -d /; echo on") == "/\non\n"
+
+
+# Forks and checkpoints
+
+
+SHELL = r"""mkdir lab; cd lab; export A='it'"'"'s' N=$'\377'; B='two
+lines'; f() { echo f $1; }; alias hi='echo hello'
+shopt -s nullglob; set -o pipefail; set -- 'one  two' three; unset USER
+rm -r ../src; echo x > /tmp/x; mkfifo pipe; echo new > ../config.json; (exit 7)"""
+SHOWN = r"""echo $? "$A$B" "$1" $# ${USER-gone} nothing* | tr '\n' ' '; basename "$PWD"; f x
+hi; sh -c 'printf %s "$N"' | od -An -tx1; set +o | grep pipefail; ls .. .; cat ../config.json; ls -A /tmp; cat /tmp/x"""
+
+
+async def test_a_fork_goes_on_where_the_terminal_is(isolated):
+    assert (await isolated.run(SHELL))["returncode"] == 7
+    async with await isolated.env.fork(2) as siblings:
+        assert [sibling.forked.how for sibling in siblings] == ["saved", "saved"], siblings[0].forked.why
+        first, second = (Terminal(sibling, isolated.work) for sibling in siblings)
+        shown = await isolated.out(SHOWN)
+        assert shown.startswith("7 it'stwo lines one  two 2 gone lab\nf x\nhello\n ff\nset -o pipefail\n.:\npipe\n")
+        assert "src" not in shown
+        assert re.search(r"\nnew\n\.mini-terminal-\d+\nx\nx\n$", shown)
+        answers = [await terminal.run(SHOWN) for terminal in (first, second)]
+        assert [(answer["stdout"], answer["note"]) for answer in answers] == [(shown, "")] * 2
+        await first.run("A=other; echo y > /tmp/x; cd /")
+        again = await second.env.fork(1)
+        assert again[0].forked.how == "saved"
+        assert await Terminal(again[0], isolated.work).out("echo $A; cat /tmp/x; pwd") == "it's\nx\n/project/lab\n"
+        await again.release()
+
+
+async def test_a_fork_is_reset_to_the_first_files(isolated):
+    before = await isolated.out("find . -type f | sort | xargs sha256sum")
+    await isolated.run("mkdir lab; rm -r src; echo new > config.json")
+    async with await isolated.env.fork(1) as siblings:
+        sibling = Terminal(siblings[0], isolated.work)
+        assert await sibling.out("ls -d src lab 2>/dev/null") == "lab\n"
+        found = await siblings[0].reset()
+        assert (found["files"], found["processes_ended"]) == ("put back", True)
+        assert await sibling.out("find . -type f | sort | xargs sha256sum; ls -d lab 2>/dev/null") == before
+
+
+async def test_a_checkpoint_is_gone_back_to(isolated):
+    place = await isolated.env.checkpoint()
+    await isolated.run(SHELL)
+    later = await isolated.env.checkpoint()
+    shown = await isolated.out(SHOWN)
+    await isolated.run("rm -r ../lab /tmp/x; exit 3")
+    await isolated.env.restore(later)
+    assert await isolated.out(SHOWN) == shown
+    await isolated.env.restore(place)
+    assert await isolated.out("pwd; echo ${A-gone}; ls -d src; ls /tmp") == "/project\ngone\nsrc\n"
+
+
+async def test_a_program_in_the_background_is_in_the_way_of_a_fork_and_named(isolated):
+    await isolated.run("sleep 100 &")
+    with pytest.raises(Unsupported, match=r"programs still run in the background: sleep 100 \(\d+\)"):
+        await isolated.env.fork(1)
+    with pytest.raises(Unsupported, match="sleep 100"):
+        await isolated.env.checkpoint()
+    await isolated.run("kill %1; wait")
+    async with await isolated.env.fork(1) as siblings:
+        assert await Terminal(siblings[0], isolated.work).out("jobs; echo on") == "on\n"
 
 
 # The project

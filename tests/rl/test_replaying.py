@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from aenv import Environment
+from aenv.comparing import ABSENT, shown, unlike, unlike_results
 from aenv.errors import EpisodeError, Invalid, NotFound
 from aenv.models import ToolResult
 from aenv.rl import Episode, Reward, Rules, Task, Trajectory, Turn, rollout
-from aenv.rl.comparing import ABSENT, shown, unlike, unlike_results
 from aenv.rl.files import line_of, parse
 from aenv.rl.replaying import Replayed, replay
 from aenv.rl.trajectory import Call, Component, Failed, Scored

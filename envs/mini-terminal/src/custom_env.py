@@ -5,7 +5,7 @@ import os
 import threading
 from typing import Any
 
-from mini_terminal import files, processes
+from mini_terminal import carried, files, processes
 from mini_terminal.baseline import Baseline, TooMuch, is_private
 from mini_terminal.checks import Check, judge
 from mini_terminal.dialects import find
@@ -17,8 +17,10 @@ from aenv import (
     Invalid,
     ToolError,
     register_health,
+    register_load,
     register_reset,
     register_reward,
+    register_save,
     register_teardown,
     register_tool,
 )
@@ -42,6 +44,18 @@ class _Files:
                         self._reason = "the work directory is not the sandbox's own"
                 except (OSError, TooMuch) as exc:
                     self._reason = str(exc)
+
+    def save(self) -> dict[str, Any]:
+        with self._lock:
+            return {
+                "baseline": carried.from_baseline(self._baseline) if self._baseline else None,
+                "reason": self._reason,
+            }
+
+    def load(self, given: dict[str, Any]) -> None:
+        with self._lock:
+            self._baseline = carried.to_baseline(given["baseline"]) if given["baseline"] else None
+            self._reason = given["reason"]
 
     def put_back(self) -> str:
         """What became of the files, in words."""
@@ -179,6 +193,19 @@ def reset(ctx: Context | None = None) -> dict[str, Any]:
     """
     ended = terminal.end()
     return {"directory": _directory(ctx), "files": work_files.put_back(), "processes_ended": ended}
+
+
+@register_save
+def save() -> dict[str, Any]:
+    """The shell's directory, variables and functions, and the files that a reset puts back."""
+    return {"terminal": carried.from_terminal(terminal.save()), "files": work_files.save()}
+
+
+@register_load
+def load(saved: dict[str, Any], ctx: Context | None = None) -> None:
+    """A shell like the one that was saved."""
+    work_files.load(saved["files"])
+    terminal.load(carried.to_terminal(saved["terminal"]), _directory(ctx), _variables(ctx))
 
 
 @register_teardown

@@ -11,8 +11,9 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from aenv.comparing import unlike, unlike_results
 from aenv.errors import AuthorError, Invalid, NotFound
-from aenv.rl.comparing import Difference, unlike, unlike_results
+from aenv.rl.comparing import Difference
 from aenv.rl.recording import Episode
 from aenv.rl.replaying import reward_names
 from aenv.rl.rewards import Reward

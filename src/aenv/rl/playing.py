@@ -271,8 +271,15 @@ class Attempt:
             retried=list(retried),
             began_at=self._began_at,
             seconds=self._times(),
-            provenance=self._provenance,
+            provenance=self._forwarded(),
         )
+
+    def _forwarded(self) -> Provenance:
+        """With the instance that the episode ended in, where that is not the one that it began in."""
+        found, episode = self._provenance, self.episode
+        if not episode.forwards:
+            return found
+        return msgspec.structs.replace(found, forwarded=episode.forwards, instance=episode.forwarded_to)
 
     # Phases
 

@@ -12,11 +12,13 @@ import hashlib
 import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
+from aenv.client import lineage
 from aenv.client.environment import Environment
+from aenv.client.lineage import Siblings
 from aenv.client.provision import Provision
 from aenv.errors import (
     AEnvError,
@@ -26,21 +28,32 @@ from aenv.errors import (
     Forbidden,
     Invalid,
     NotFound,
+    SandboxLost,
     ToolError,
     Unsupported,
     did_you_mean,
 )
-from aenv.models import NOT_JSON, ExecResult, ToolResult, to_json
+from aenv.http import Response
+from aenv.models import NOT_JSON, ExecResult, Sandbox, ToolResult, to_json
 from aenv.rl import rewards
 from aenv.rl.reusing import Reuse
 from aenv.rl.rules import Rules
 from aenv.rl.tasks import Task
 from aenv.rl.trajectory import Call, Failed, Generation, Phase, Tokens, Turn
 
+if TYPE_CHECKING:
+    from aenv.rl.model_gateway.episodes import ModelEpisode
+
 P = ParamSpec("P")
 R = TypeVar("R")
 HARMLESS = (Invalid, NotFound, Unsupported, Forbidden, Conflict, AuthorError, ToolError)
 """What an agent's program may catch and go on after: it asked for the wrong thing, and the sandbox is well."""
+
+
+FORWARDS = 8
+"""How often an episode goes on in another sandbox, at most."""
+_LATEST = "latest"
+"""The checkpoint that an episode goes on from."""
 
 
 class Over(BaseException):
@@ -64,7 +77,7 @@ class Listed(NamedTuple):
 
 
 def _noting(
-    method: Callable[Concatenate[Environment, P], Coroutine[Any, Any, R]],
+    method: Callable[Concatenate[Episode, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Episode, P], Coroutine[Any, Any, R]]:
     """A way to the sandbox on which failures are remembered, and which is closed after one."""
 
@@ -100,6 +113,8 @@ class Episode(Environment):
         """What there is of tools, once they were listed."""
         self.observation: Any = None
         """What the environment's reset returned."""
+        self.models: ModelEpisode | None = None
+        """The episode's own way to a model, where the agent plays behind a model gateway."""
         self.phase: Phase = "create"
         self.broken: Broken | None = None
         self.model_seconds = self.tool_seconds = 0.0
@@ -116,6 +131,15 @@ class Episode(Environment):
         self._reached = 0
         """Ways to the sandbox on which something is under way."""
         self._touched = False
+        self.forwards = 0
+        """How often another sandbox was brought to the place of one that was lost."""
+        self._siblings = Siblings()
+        self.forwarded_to = ""
+        """The last of these."""
+        self._forwarding = asyncio.Lock()
+        self._keeping = asyncio.Lock()
+        self._not_kept = ""
+        """Why the place that the sandbox is in could not be kept."""
         self._at: Phase = "agent"
         """What the agent does at the moment, or did when it was cut short."""
 
@@ -127,6 +151,114 @@ class Episode(Environment):
             self.note(error)
             raise error
         return await super().initialize()
+
+    # Another sandbox for one that is lost
+
+    async def _call(
+        self, path: str, headers: bytes, body: bytes, timeout: float | None, what: str, method: str = "POST"
+    ) -> Response:
+        call = super()._call
+        response = await self._surely(lambda: call(path, headers, body, timeout, what, method))
+        if self.rules.fast_forward and self.phase != "reward":
+            await self._remember()
+        return response
+
+    async def _query(self, path: str, headers: bytes, body: bytes, what: str) -> Response:
+        query = super()._query
+        return await self._surely(lambda: query(path, headers, body, what))
+
+    async def _surely(self, ask: Callable[[], Coroutine[Any, Any, Response]]) -> Response:
+        """What the sandbox answers, or, where that is lost, another in the same place."""
+        while True:
+            before = self._sandbox
+            try:
+                return await ask()
+            except SandboxLost as exc:
+                if type(exc) is not SandboxLost or not self.rules.fast_forward or before is None:
+                    raise  # also where it used up its memory or its time, and would again
+                await self._forward(before, exc)
+
+    async def _forward(self, before: Sandbox, lost: SandboxLost) -> None:
+        """Go on in another sandbox. Once, however many calls were under way; raises the loss where that cannot be."""
+        async with self._forwarding:
+            if self._sandbox is not before:
+                return
+            try:
+                with self._unhurried():
+                    if self.forwards >= FORWARDS:
+                        raise Unsupported(f"it was lost {self.forwards} times before")
+                    await self.journal.quiet()  # what is under way ends in an answer from before, or in the loss
+                    await self._go_on(before)
+            except AEnvError as exc:
+                raise SandboxLost(f"{lost.message}; no other can take its place: {exc.message}", hint=exc.hint) from exc
+            finally:
+                if self._sandbox is not None and self._sandbox is not before:
+                    self.forwards += 1
+                    self.forwarded_to = self._sandbox.id
+
+    async def _go_on(self, before: Sandbox) -> None:
+        """Have another sandbox in the place that the one ``before`` was in."""
+        if (kept := self._checkpoints.get(_LATEST)) is not None:
+            if self.journal.unseen:  # what was done that way is not in what was kept
+                raise Unsupported(f"the journal does not tell all: {self.journal.unseen}")
+            since = () if self.journal.answered_calls == kept.answered else self.journal.answers()[kept.answered :]
+            await lineage.bring_back(self, kept, since)
+            return
+        place = lineage.Place.of(before, self.journal.answers())
+        try:
+            await lineage.replace(self, place, checked=not place.entries)  # any environment begins at its beginning
+        except Unsupported as exc:
+            raise Unsupported(f"{exc.message}{self._not_kept and f', and {self._not_kept}'}", hint=exc.hint) from exc
+
+    async def _remember(self) -> None:
+        """Keep the place that the sandbox is in, where no journal leads there."""
+        if self.journal.under_way:  # whoever is answered last does it
+            return
+        async with self._keeping:
+            if self.journal.under_way or await self._says("deterministic"):
+                return
+            if not (await self._says("saves") or await self._says("forkable")):
+                return
+            before = self._checkpoints.get(_LATEST)
+            try:
+                with self._unhurried():
+                    self._checkpoints[_LATEST] = await lineage.keep(self, elsewhere=True)
+            except AEnvError as exc:  # the one before is as good as it was
+                self._not_kept = exc.message
+                return
+            if before is not None and before.fork is not None:
+                await before.fork.release()
+
+    @contextmanager
+    def _unhurried(self) -> Iterator[None]:
+        """What the platform does in the block is no time of the agent's."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        stopped = []
+        for limit in (self.time, self.patience):
+            if limit is not None and not limit.expired() and (when := limit.when()) is not None:
+                limit.reschedule(None)
+                stopped.append((limit, when))
+        try:
+            yield
+        finally:
+            for limit, when in stopped:
+                if limit.when() is None and not limit.expired():  # nobody has set it meanwhile
+                    limit.reschedule(when + loop.time() - begun)
+
+    async def fork(self, n: int = 1, *, same_random: bool = False) -> Siblings:
+        """As in ``Environment``. What the agent does with siblings is not written down; they end with the episode."""
+        siblings = await super().fork(n, same_random=same_random)
+        self._siblings += siblings
+        return siblings
+
+    async def release(self) -> None:
+        """As in ``Environment``, with all siblings."""
+        siblings, self._siblings = self._siblings, Siblings()
+        try:
+            await siblings.release()
+        finally:
+            await super().release()
 
     # What an agent tells
 
@@ -296,10 +428,14 @@ class Episode(Environment):
         self.tools = await super().list_openai_tools()
         return self.tools
 
+    async def _fetched(self, path: str, retries: int | None = None, timeout: float | None = None) -> Response:
+        fetch = super()._fetch
+        return await self._surely(lambda: fetch(path, retries, timeout))
+
+    _fetch = _noting(_fetched)
     _tools_found = _noting(Environment._tools)
     _data = _noting(Environment._data)
     _get = _noting(Environment._get)
-    _fetch = _noting(Environment._fetch)
     wait_for_ready = _noting(Environment.wait_for_ready)
     _extended = _noting(Environment.extend)
     _exposed = _noting(Environment.expose)

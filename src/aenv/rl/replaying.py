@@ -15,9 +15,10 @@ import msgspec
 from msgspec import Struct
 
 from aenv.client.environment import Environment
+from aenv.comparing import unlike, unlike_results
 from aenv.errors import AEnvError, EpisodeError, Invalid, from_wire
 from aenv.models import ToolResult
-from aenv.rl.comparing import Difference, unlike, unlike_results
+from aenv.rl.comparing import Difference
 from aenv.rl.playing import Attempt, Draw, Plan, template
 from aenv.rl.recording import HARMLESS, Episode
 from aenv.rl.rules import Rules

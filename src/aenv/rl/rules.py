@@ -30,6 +30,10 @@ class Rules:
     """Whether an episode whose time is over is scored as it then is; otherwise it has failed."""
     reset: bool = True
     """Whether the environment's reset is called first, where it has one."""
+    fast_forward: bool = False
+    """Whether an episode whose sandbox is lost goes on in another. Where the environment says that it is deterministic,
+    all is done again that was done to the first, and at the first difference the episode has failed. Where it can be
+    saved or is forkable, it goes on from a checkpoint, which is taken after each call."""
     retries: int | Mapping[str, int] = field(default_factory=lambda: dict(RETRIED))
     """How often an episode is begun again in a new instance, by the kind of its failure; a number is for all kinds of
     ``RETRIED``."""

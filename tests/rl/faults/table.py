@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aenv.client import environment
+from aenv.client import handle
 from aenv.models import Sandbox
 from aenv.rl import Episode, OpenAIAgent, Rules, Task, Trajectory, rollout
 from aenv.rl.playing import Agent
@@ -315,7 +315,7 @@ async def run(
             bench.between = Trigger(case.exchange, strike, nth, times).between
             if isinstance(act, str):  # the sandbox is well, so there is nothing to be heard of its end
                 patch = stack.enter_context(pytest.MonkeyPatch.context())
-                patch.setattr(environment, "NEWS", 0.1)
+                patch.setattr(handle, "NEWS", 0.1)
         try:
             rules = Rules(**{"retries": retries, **case.rules})
             return await rollout(bench.env(case.env, **case.options), agent, task, rules=rules)

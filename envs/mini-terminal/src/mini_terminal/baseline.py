@@ -12,7 +12,7 @@ MOST_BYTES = 4 * 1024 * 1024
 MOST_ENTRIES = 2000
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     mode: int
     content: bytes = b""
     """Of a file; the target of a link."""
@@ -25,38 +25,44 @@ class TooMuch(Exception):
 class Baseline:
     """The content of a directory at one moment."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, entries: dict[str, Entry] | None = None) -> None:
+        """As it is now, or as it was when another one had these entries."""
         self.directory = directory
-        self._entries: dict[str, _Entry] = {}
-        left = MOST_BYTES
-        for path, mode in _walk(directory):
-            if len(self._entries) >= MOST_ENTRIES:
-                raise TooMuch(f"the work directory has more than {MOST_ENTRIES} entries")
-            content = b""
-            if stat.S_ISLNK(mode):
-                content = os.fsencode(os.readlink(path))
-            elif stat.S_ISREG(mode):
-                with open(path, "rb") as file:
-                    content = file.read(left + 1)
-            left -= len(content)
-            if left < 0:
-                raise TooMuch(f"the work directory has more than {MOST_BYTES} bytes")
-            self._entries[os.path.relpath(path, directory)] = _Entry(mode, content)
+        self.entries = _found(directory) if entries is None else entries
 
     def put_back(self) -> list[OSError]:
         """Make the directory what it was; what could not be done. Nothing else may be writing there."""
         failed: list[OSError] = []
-        for name, entry in self._entries.items():
+        for name, entry in self.entries.items():
             if stat.S_ISDIR(entry.mode):  # so that what is in it can be seen and removed
                 with suppress(OSError):
                     _change_mode(os.path.join(self.directory, name), entry.mode)
         for path, mode in list(_walk(self.directory)):
-            kept = self._entries.get(os.path.relpath(path, self.directory))
+            kept = self.entries.get(os.path.relpath(path, self.directory))
             if kept is None or stat.S_IFMT(kept.mode) != stat.S_IFMT(mode):
                 _attempt(failed, _remove, path, mode)
-        for name, entry in self._entries.items():
+        for name, entry in self.entries.items():
             _attempt(failed, _restore, os.path.join(self.directory, name), entry)
         return failed
+
+
+def _found(directory: str) -> dict[str, Entry]:
+    entries: dict[str, Entry] = {}
+    left = MOST_BYTES
+    for path, mode in _walk(directory):
+        if len(entries) >= MOST_ENTRIES:
+            raise TooMuch(f"the work directory has more than {MOST_ENTRIES} entries")
+        content = b""
+        if stat.S_ISLNK(mode):
+            content = os.fsencode(os.readlink(path))
+        elif stat.S_ISREG(mode):
+            with open(path, "rb") as file:
+                content = file.read(left + 1)
+        left -= len(content)
+        if left < 0:
+            raise TooMuch(f"the work directory has more than {MOST_BYTES} bytes")
+        entries[os.path.relpath(path, directory)] = Entry(mode, content)
+    return entries
 
 
 def _attempt(failed: list[OSError], act: Callable[..., None], *arguments: Any) -> None:
@@ -66,7 +72,7 @@ def _attempt(failed: list[OSError], act: Callable[..., None], *arguments: Any) -
         failed.append(exc)
 
 
-def _restore(path: str, entry: _Entry) -> None:
+def _restore(path: str, entry: Entry) -> None:
     if stat.S_ISLNK(entry.mode):
         _link(path, os.fsdecode(entry.content))
     elif stat.S_ISDIR(entry.mode):

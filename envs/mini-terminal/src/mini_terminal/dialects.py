@@ -28,6 +28,8 @@ class Dialect(ABC):
 
     name: ClassVar[str]
     options: ClassVar[tuple[str, ...]] = ()
+    escape: ClassVar[bytes]
+    """Before the name of a builtin: that command, whatever functions and aliases there are."""
     greeting: ClassVar[bytes]
     """The first order; the shell answers it."""
 
@@ -46,7 +48,8 @@ class Dialect(ABC):
     def quote(self, text: bytes) -> bytes:
         """One word."""
 
-    def _run(self, escape: bytes, command: bytes, last: int, out: bytes, err: bytes) -> bytes:
+    def _run(self, command: bytes, last: int, out: bytes, err: bytes) -> bytes:
+        escape = self.escape
         out, err = self.quote(out), self.quote(err)
         run = b"%seval %s </dev/null >%s 2>%s" % (escape, self.quote(command), out, err)
         if last:  # a function that is gone when it returns, since a subshell would need one more process
@@ -61,6 +64,7 @@ class Bash(Dialect):
 
     name = "bash"
     options = ("--norc", "--noprofile")
+    escape = rb"\builtin "
     _report = rb"""\builtin printf 'D\0%s\0' "$?" >&0 || \builtin exit 125; """ + b"".join(
         rb"\builtin %s >&0; " % part
         for part in (
@@ -69,7 +73,11 @@ class Bash(Dialect):
             b"shopt -p",
             b"umask -p",
             b"declare -p",
+            rb"printf '\\builtin set --'",
+            rb"""printf -- "${1+ %q}" ${1+"$@"}""",
+            rb"printf '\n'",
             b"declare -f",
+            b"declare -F",  # which of them are exported
             b"alias -p",
             b"trap -p",
             b"set +o",
@@ -82,7 +90,7 @@ class Bash(Dialect):
     ) + b"\n"
 
     def order(self, command: bytes, last: int, out: bytes, err: bytes) -> bytes:
-        run = self._run(rb"\builtin ", command, last, out, err)
+        run = self._run(command, last, out, err)
         return rb"\builtin unset -v __mini_terminal; " + run + b"\0"
 
     def restore(self, code: bytes) -> bytes:
@@ -98,6 +106,7 @@ class Posix(Dialect):
     """Orders are lines that the shell reads itself. It cannot tell its functions and aliases."""
 
     name = "sh"
+    escape = rb"\command "  # it also keeps a mistake in what is evaluated from ending the shell
     _report = rb"""; \command printf 'D\0%s\0' "$?" >&0 || exit 125""" + b"".join(
         rb"; \command %s >&0" % part
         for part in (
@@ -115,9 +124,7 @@ class Posix(Dialect):
     greeting = b":" + _report + b"\n"
 
     def order(self, command: bytes, last: int, out: bytes, err: bytes) -> bytes:
-        # "command" keeps a mistake in what is evaluated from ending the shell.
-        run = self._run(rb"\command ", command, last, out, err)
-        return run + self._report + b"\n"
+        return self._run(command, last, out, err) + self._report + b"\n"
 
     def restore(self, code: bytes) -> bytes:
         return rb"\command eval " + self.quote(code) + _QUIET + self._report + b"\n"

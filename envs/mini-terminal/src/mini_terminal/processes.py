@@ -15,6 +15,7 @@ MARK = "MINI_TERMINAL"
 PATIENCE = 5.0
 """Seconds for which what does not die is sent another signal."""
 _ZOMBIE = "ZXx"
+_TITLE = 80
 
 
 class Process(NamedTuple):
@@ -116,6 +117,23 @@ def _victims(shell: int | None, mark: str, since: int, keep: Set[int]) -> list[i
     lines = {pid: list(ancestors(pid)) for pid in ours}
     chosen = [pid for pid, line in lines.items() if not any(map(old, line)) and found[pid].state not in _ZOMBIE]
     return sorted(chosen, key=lambda pid: len(lines[pid]))
+
+
+def others(shell: int | None, mark: str) -> list[int] | None:
+    """What runs of a shell's, but for itself; None where that is not known."""
+    found = table()
+    if not found:
+        return None
+    return sorted(pid for pid in _ours(found, shell, mark, 0) - {shell} if found[pid].state not in _ZOMBIE)
+
+
+def title(pid: int) -> str:
+    """What a process was called with, as far as it fits into a message."""
+    with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as line:
+        words = line.read(4 * _TITLE).replace(b"\0", b" ").decode(errors="replace").strip()
+        shown = "".join(character if character.isprintable() else "?" for character in words)
+        return f"{shown[:_TITLE]}..." if len(shown) > _TITLE else shown or "a program"
+    return "a program"
 
 
 def end(shell: int | None, mark: str, *, since: int = 0, keep: Set[int] = frozenset()) -> bool:

@@ -253,6 +253,10 @@ class Shell:
         """The shell's number, as long as it is the shell's own."""
         return self._process.pid if self._process.returncode is None else None
 
+    def tidy(self) -> None:
+        """Leave no files behind, until the next command."""
+        self._pipes.close()
+
     def close(self) -> None:
         """Let go of the shell; it ends by itself when it lives."""
         self._talk.close()

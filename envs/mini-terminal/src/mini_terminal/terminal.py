@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from aenv import Unsupported
 from mini_terminal import processes
 from mini_terminal.capture import Text
 from mini_terminal.dialects import Dialect, find
-from mini_terminal.shell import Done, Ended, Shell, ShellError, TimedOut
+from mini_terminal.shell import MOST_STATE, Done, Ended, Shell, ShellError, TimedOut
 
 LONGEST = 1024 * 1024
 """Most bytes of one command."""
 TIMED_OUT = 124
 """Exit code of a command that took too long, as of ``timeout``."""
+_DECLARED = re.compile(rb"^(?:declare -[-\w]+ )?(\w+)(?:=|$)", re.MULTILINE)
+"""A variable in a shell's state, as either shell writes it."""
+_GRACE = 0.25
+"""Seconds for programs that were told to end, at most; one that was just started has its name by then."""
+_NAMED = 3
+"""Most programs in the background that a message names."""
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 class Answer(NamedTuple):
@@ -28,6 +38,16 @@ class Answer(NamedTuple):
     finished: bool
     note: str
     """What the exit code does not say; empty when there is nothing."""
+
+
+class Kept(NamedTuple):
+    """What makes another terminal go on in the place of one, where the files are the same."""
+
+    directory: str | None
+    """None before the first command; then nothing else counts."""
+    state: bytes
+    status: int
+    mark: str
 
 
 class Terminal:
@@ -89,7 +109,7 @@ class Terminal:
             raise ShellError("this machine has neither bash nor sh")
         notes = ["the shell had ended and was started again"] if died else []
         home = directory if os.path.isdir(directory) else "/"
-        code = self._code(dialect, home, notes)
+        code = self._code(dialect, home, environment, notes)
         self._used = True
         shell = self._start(dialect, home, environment, notes)
         try:
@@ -114,11 +134,13 @@ class Terminal:
         notes.append("no more processes could be started, so those in the background were ended")
         return Shell(dialect, home, environment, self._mark)
 
-    def _code(self, dialect: Dialect, home: str, notes: list[str]) -> bytes | None:
+    def _code(self, dialect: Dialect, home: str, environment: Mapping[str, str], notes: list[str]) -> bytes | None:
         """What makes a new shell as the last one was."""
         if self._directory is None:
             return None
         state = self._state or b""
+        if self._state is not None and (gone := _gone(environment, state)):
+            state = b"%sunset -v %s\n%s" % (dialect.escape, b" ".join(gone), state)
         if os.path.isdir(self._directory):
             return b"cd -- %s\n%s" % (dialect.quote(os.fsencode(self._directory)), state)
         notes.append(f"{self._directory} is gone, so the shell is in {home}")
@@ -166,10 +188,73 @@ class Terminal:
             self._running.release()
         return clean
 
+    def save(self) -> Kept:
+        """What another terminal must know to go on in the place of this one, which goes on as well."""
+        if not self._running.acquire(blocking=False):
+            raise Unsupported("a command is under way", hint="wait for its answer first")
+        try:
+            shell = self._shell if self._shell is not None and self._shell.alive else None
+            self._check_alone(shell)
+            if self._directory is None:
+                return Kept(None, b"", 0, self._mark)
+            if self._state is None:
+                raise Unsupported(f"the shell holds over {MOST_STATE} bytes of variables and functions")
+            if not _is_in(shell, self._directory):
+                raise Unsupported(f"the directory that the shell is in is gone: {self._directory}")
+            if shell is not None:
+                shell.tidy()
+            return Kept(self._directory, self._state, self._status, self._mark)
+        finally:
+            self._running.release()
+
+    def _check_alone(self, shell: Shell | None) -> None:
+        """Nothing that a command has started goes on: no other sandbox could have it."""
+        deadline = time.monotonic() + _GRACE
+        while (found := processes.others(shell.pid if shell else None, self._mark)) and time.monotonic() < deadline:
+            time.sleep(_GRACE / 20)
+        if found is None:
+            raise Unsupported("this machine does not say which programs run")
+        if found:
+            more = f", and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+            shown = ", ".join(f"{processes.title(pid)} ({pid})" for pid in found[:_NAMED])
+            raise Unsupported(f"programs still run in the background: {shown}{more}", hint="let them end first")
+
+    def load(self, kept: Kept, directory: str, environment: Mapping[str, str]) -> None:
+        """Go on in the place of another terminal. ``directory`` and ``environment`` are as for ``run``.
+
+        The shell is started here, and not by the next command: whoever asked must know when it cannot be the same.
+        """
+        self.end()
+        if kept.directory is None:
+            return
+        with self._running:
+            if self._closed:
+                raise ShellError("the sandbox is ending")
+            self._directory, self._state, self._status = kept.directory, kept.state, kept.status
+            if kept.mark != self._mark and (dialect := self._find()) is not None:
+                self._state += b"\n%sexport %s=%s" % (dialect.escape, processes.MARK.encode(), self._mark.encode())
+            _, note = self._ready(directory, environment)
+        if note:
+            self.end()
+            raise Unsupported(note)
+
     @property
     def _mark(self) -> str:
         """What tells our processes from others': no two sandboxes that see each other have the same number."""
         return str(os.getpid())
+
+
+def _gone(environment: Mapping[str, str], state: bytes) -> list[bytes]:
+    """The variables that a new shell is given and that the one with this state had no more."""
+    declared = set(_DECLARED.findall(state))
+    given = {"LANG", *environment}
+    return [name.encode() for name in given if _NAME.fullmatch(name) and name.encode() not in declared]
+
+
+def _is_in(shell: Shell | None, directory: str) -> bool:
+    """Whether a directory is there, and is not another that came after the one that the shell is in."""
+    own = f"/proc/{shell.pid}/cwd" if shell else ""
+    return os.path.isdir(directory) and (not os.path.exists(own) or os.path.samefile(own, directory))
 
 
 def _encoded(command: str) -> bytes:
