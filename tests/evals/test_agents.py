@@ -23,7 +23,7 @@ from mcp import Client
 
 async def main():
     one, other = re.findall(r"\\d+", os.environ["AENV_TASK_OBSERVATION"])[:2]
-    assert os.environ["AENV_TASK_ID"] in os.environ["AENV_TASK_INSTRUCTION"].replace(" ", "-")
+    assert re.fullmatch("[0-9a-f]{16}", os.environ["AENV_TASK_ID"])
     assert os.environ["AENV_TASK_SYSTEM"] == "You add numbers."
     assert int(os.environ["AENV_TASK_SEED"]) >= 0
     assert "AENV_API_KEY" not in os.environ

@@ -15,13 +15,14 @@ from aenv import config
 from aenv.cli.output import label, output_option, say, show_json, stdout_reserved
 
 if TYPE_CHECKING:
+    from aenv.rl.model_gateway import Upstream
     from aenv.serve import Options, Running
 
 STDIN = 0
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["all", "hub", "api", "controller"]), default="all")
+@click.argument("what", type=click.Choice(["all", "hub", "api", "controller", "models"]), default="all")
 @click.option(
     "--engine",
     help="Where sandboxes come from: process, docker, kubernetes, http=URL, pkg.mod:Class. Else AENV_ENGINE; process.",
@@ -54,6 +55,18 @@ STDIN = 0
 @click.option(
     "--legacy-data-plane-beyond-loopback", is_flag=True, help="Say it again, where the port is not only this machine's."
 )
+@click.option(
+    "--upstream", "upstreams", metavar="URL", multiple=True, help="Of models: a server's base URL. Repeatable."
+)
+@click.option(
+    "--upstream-key",
+    "upstream_keys",
+    metavar="VARIABLE",
+    multiple=True,
+    help="Of models: the variable with the provider's key; one for all, or one for each server.",
+)
+@click.option("--upstream-model", metavar="NAME", help="Of models: what servers are asked for, whatever agents name.")
+@click.option("--no-tokens", is_flag=True, help="Of models: do not ask for token ids and log-probabilities.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="How its log is written. Else AENV_LOG_FORMAT.")
 @click.option("--project", type=click.Path(file_okay=False, path_type=Path), hidden=True)
 @click.option("--until-eof", is_flag=True, hidden=True)
@@ -75,6 +88,10 @@ def serve(
     name: str | None,
     legacy_data_plane: bool,
     legacy_data_plane_beyond_loopback: bool,
+    upstreams: Sequence[str],
+    upstream_keys: Sequence[str],
+    upstream_model: str | None,
+    no_tokens: bool,
     log_format: str | None,
     project: Path | None,
     until_eof: bool,
@@ -84,7 +101,8 @@ def serve(
 
     Without more, all of it for this machine's user: on the loopback, with SQLite and the process engine. Programs of
     this user find their token by themselves. 'serve hub' and 'serve api' serve a part. 'serve controller' serves an
-    engine, for API services elsewhere that name it as their own: --engine http=URL.
+    engine, for API services elsewhere that name it as their own: --engine http=URL. 'serve models' serves a gateway
+    to the servers of a model, which records what agents ask them.
 
     It runs until Ctrl-C. Its instances live on, and are found again when it is started again. With -o json, one JSON
     object is printed when it is ready.
@@ -98,7 +116,16 @@ def serve(
       aenv serve api --hub-url http://hub.example.org:8080
       aenv serve controller --engine docker --port 8090 --data-port 8091
       aenv serve --engine http=http://127.0.0.1:8090
+      aenv serve models --upstream http://gpu-1:8000/v1 --upstream http://gpu-2:8000/v1 --port 8085
     """
+    if (what == "models") != bool(upstreams):
+        raise click.UsageError("'serve models' needs --upstream URL, and nothing else takes it")
+    if what == "models":
+        from aenv.serve import models
+
+        servers = models.upstreams(upstreams, upstream_keys, upstream_model or "")
+        _models(servers, host, port, tokens=not no_tokens, log_format=log_format, output=output)
+        return
     from aenv import serve as platform
     from aenv.web import logs
 
@@ -134,6 +161,27 @@ def serve(
 
     with stdout_reserved() if output == "json" else nullcontext(sys.stdout) as stdout:
         platform.serve(options, ready)
+
+
+def _models(
+    servers: Sequence[Upstream], host: str, port: int, *, tokens: bool, log_format: str | None, output: str
+) -> None:
+    from aenv.serve import models
+    from aenv.web import logs
+
+    logs.configure(log_format, level=logging.INFO)
+
+    def ready(url: str) -> None:
+        if output == "json":
+            show_json({"what": "models", "url": url}, stdout)
+            stdout.flush()
+        else:
+            say(f"\nthe model gateway is ready: {url}")
+            say(f"  how to begin an episode: {url}/docs")
+            say("stop it with Ctrl-C\n")
+
+    with stdout_reserved() if output == "json" else nullcontext(sys.stdout) as stdout:
+        models.serve(servers, host, port, tokens=tokens, ready=ready)
 
 
 def _legacy(host: str, once: bool, twice: bool) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib
 import importlib.util
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -144,9 +145,11 @@ def _checked(steps: Any) -> Sequence[Mapping[str, Any]]:
 class Command:
     """A program that plays one episode over MCP, and is ended with all that it started when its episode is.
 
-    It is told by variables: ``AENV_AGENT_URL``, the MCP endpoint with the tools; ``AENV_TASK_ID``,
-    ``AENV_TASK_INSTRUCTION``, ``AENV_TASK_SYSTEM``, ``AENV_TASK_OBSERVATION`` (what the reset returned, as text or
-    JSON) and ``AENV_TASK_SEED``. What it calls is not in the trajectory; what it printed last is its answer.
+    It is told by variables: ``AENV_AGENT_URL``, the MCP endpoint with the tools; ``AENV_TASK_ID``, which tells tasks
+    apart and nothing more, since the id itself may tell of the solution; ``AENV_TASK_INSTRUCTION``,
+    ``AENV_TASK_SYSTEM``, ``AENV_TASK_OBSERVATION`` (what the reset returned, as text or JSON) and ``AENV_TASK_SEED``.
+    Behind a model gateway, ``OPENAI_BASE_URL``, ``OPENAI_API_KEY`` and their like are those of its episode. What it
+    calls is not in the trajectory; what it printed last is its answer.
     """
 
     def __init__(self, line: str) -> None:
@@ -162,14 +165,18 @@ class Command:
         """Start the program, and wait for its end."""
         variables = {
             "AENV_AGENT_URL": await env.agent_url(),
-            "AENV_TASK_ID": task.id,
+            "AENV_TASK_ID": hashlib.sha256(task.id.encode()).hexdigest()[:16],
             "AENV_TASK_INSTRUCTION": task.instruction,
             "AENV_TASK_SYSTEM": task.system,
             "AENV_TASK_OBSERVATION": _text(env.observation),
             "AENV_TASK_SEED": "" if env.sample_seed is None else str(env.sample_seed),
         }
+        hidden: Iterable[str] = ()
+        if env.models is not None:
+            variables |= env.models.variables
+            hidden = env.models.hidden
         with TemporaryFile() as printed:
-            code = await self._run(variables, printed)
+            code = await self._run(config.agent_environment(variables, hidden), printed)
             printed.seek(max(0, printed.seek(0, os.SEEK_END) - KEPT))
             said = printed.read().decode(errors="replace").strip()
         if code:
@@ -177,7 +184,7 @@ class Command:
             raise AgentError(f"{self.arguments[0]} ended with {how}: {said[-1000:] or 'it printed nothing'}")
         return said
 
-    async def _run(self, variables: Mapping[str, str], printed: IO[bytes]) -> int:
+    async def _run(self, environment: Mapping[str, str], printed: IO[bytes]) -> int:
         """Its exit code. It prints to a file: the end of a pipe comes only when all that it started has ended."""
         try:
             process = await asyncio.create_subprocess_exec(
@@ -185,7 +192,7 @@ class Command:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=printed,
                 stderr=printed,
-                env=config.agent_environment(variables),
+                env=environment,
                 start_new_session=True,
             )
         except OSError as exc:

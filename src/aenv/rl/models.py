@@ -9,15 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from aenv import config, http
 from aenv.control import plain_header
 from aenv.errors import AEnvError, Invalid, ModelError, did_you_mean
 from aenv.models import NOT_JSON, ToolResult, to_json
+from aenv.rl.completions import ASKED, Completion, ToolCall, completion
 from aenv.rl.recording import Episode
 from aenv.rl.tasks import Task
-from aenv.rl.trajectory import Tokens
 
 MOST_ANSWER = 64 * 1024 * 1024
 """Bytes of one answer."""
@@ -26,51 +25,6 @@ AGAIN = (408, 409, 429, 500, 502, 503, 504)
 _PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _drawn = random.SystemRandom().uniform
 _SHOWN = 300
-
-
-class _Function(Struct, frozen=True):
-    name: str = ""
-    arguments: str = ""
-
-
-class _ToolCall(Struct):
-    id: str = ""
-    type: str = "function"
-    function: _Function = _Function()
-
-
-class _Message(Struct, omit_defaults=True):
-    role: str = "assistant"
-    content: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-    reasoning_content: str | None = None
-
-
-class _Logprob(Struct):
-    logprob: float | None = None
-
-
-class _Logprobs(Struct):
-    content: list[_Logprob] | None = None
-
-
-class _Choice(Struct):
-    message: _Message
-    finish_reason: str | None = None
-    logprobs: _Logprobs | None = None
-    token_ids: list[int] | None = None
-
-
-class _Usage(Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
-class _Completion(Struct):
-    choices: list[_Choice]
-    model: str = ""
-    usage: _Usage | None = None
-    prompt_token_ids: list[int] | None = None
 
 
 class OpenAIAgent:
@@ -104,7 +58,7 @@ class OpenAIAgent:
             self._headers += f"Authorization: Bearer {plain_header(self._key, 'the key of the model')}\r\n".encode()
         self.parameters = dict(parameters or {})
         if tokens:
-            self.parameters = {"logprobs": True, "return_token_ids": True, **self.parameters}
+            self.parameters = {**ASKED, **self.parameters}
         self.system = system
         self.timeout = timeout
         self.retries = retries
@@ -128,14 +82,14 @@ class OpenAIAgent:
                 seconds=time.monotonic() - begun,
                 prompt_tokens=answer.usage.prompt_tokens if answer.usage else None,
                 completion_tokens=answer.usage.completion_tokens if answer.usage else None,
-                tokens=_tokens(answer),
+                tokens=answer.tokens,
             )
             if not message.tool_calls:
                 return message.content or ""
             for call in message.tool_calls:
                 env.hear({"role": "tool", "tool_call_id": call.id, "content": await _called(env, call)})
 
-    async def _heard(self, env: Episode, tools: list[dict[str, Any]]) -> _Completion:
+    async def _heard(self, env: Episode, tools: list[dict[str, Any]]) -> Completion:
         """The next answer. Without one there is no episode, whatever a program around this agent catches."""
         try:
             with env.doing("model"):
@@ -144,7 +98,7 @@ class OpenAIAgent:
             env.fail(exc, "model")
             raise
 
-    async def _ask(self, env: Episode, tools: list[dict[str, Any]]) -> _Completion:
+    async def _ask(self, env: Episode, tools: list[dict[str, Any]]) -> Completion:
         body: dict[str, Any] = {"model": self.model, "messages": env.messages, **self.parameters}
         if tools:
             body["tools"] = tools
@@ -165,7 +119,7 @@ class OpenAIAgent:
             pause = min(_PAUSE * 2 ** (attempt - 1), _LONGEST_PAUSE)
             await asyncio.sleep(pause * _drawn(0.5, 1.0))
 
-    async def _answer(self, body: bytes) -> _Completion:
+    async def _answer(self, body: bytes) -> Completion:
         try:
             async with asyncio.timeout(self.timeout) as limit:
                 response = await http.request(
@@ -189,7 +143,7 @@ class OpenAIAgent:
             kind = _Again if response.status in AGAIN else ModelError
             raise kind(f"{self.name} answered with status {response.status}: {said}")
         try:
-            answer = msgspec.json.decode(response.body, type=_Completion)
+            answer = completion(msgspec.json.decode(response.body))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise ModelError(f"{self.name} answered with no completion ({exc}): {said}") from exc
         if not answer.choices:
@@ -209,7 +163,7 @@ def _opening(task: Task, observation: Any) -> str:
     return f"{task.instruction}\n\n{seen}".strip()
 
 
-async def _called(env: Episode, call: _ToolCall) -> str:
+async def _called(env: Episode, call: ToolCall) -> str:
     """Call the tool that a model asked for; what it is told of it."""
     name, text = call.function.name, call.function.arguments
     known = [tool["function"]["name"] for tool in env.tools]
@@ -229,14 +183,3 @@ def _seen(result: ToolResult) -> str:
         for block in result.content
     ]
     return "\n".join(shown)
-
-
-def _tokens(answer: _Completion) -> Tokens | None:
-    choice = answer.choices[0]
-    logprobs = None
-    if choice.logprobs is not None and choice.logprobs.content is not None:
-        known = [found.logprob for found in choice.logprobs.content if found.logprob is not None]
-        logprobs = known if len(known) == len(choice.logprobs.content) else None
-    if answer.prompt_token_ids is None and choice.token_ids is None and logprobs is None:
-        return None
-    return Tokens(prompt=answer.prompt_token_ids, completion=choice.token_ids, logprobs=logprobs)

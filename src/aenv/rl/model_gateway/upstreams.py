@@ -1,0 +1,190 @@
+"""The servers behind the gateway: which of them takes a call, and what is tried again.
+
+They are the operator's alone: nothing that a client sends says where a call goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from aenv import config, http
+from aenv.control import plain_header
+from aenv.errors import AEnvError, Invalid, ModelError
+from aenv.http import Response, Stream
+from aenv.rl.models import AGAIN, MOST_ANSWER
+
+REST = 5.0
+"""Seconds that a server which failed is left alone, where another can be asked."""
+_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
+_SHOWN = 300
+_SLOW = 2
+"""How often a call may take all the time that an answer has."""
+_REFUSED = (400, 404, 413, 422)
+"""Statuses by which a server tells a client that its request is wrong."""
+_drawn = random.SystemRandom().uniform
+
+
+class Upstream:
+    """A server that speaks OpenAI's chat completions."""
+
+    def __init__(self, url: str, *, key_variable: str = "", model: str = "") -> None:
+        """``url`` is its base, such as ``http://gpu-1:8000/v1``; ``key_variable`` names the environment variable that
+        the provider's key is in; ``model`` is what it is asked for, whichever model an agent names."""
+        self.url = url.rstrip("/")
+        self.key_variable = key_variable
+        self.model = model
+        http.target(self.url)
+        self._key = config.named(key_variable) if key_variable else ""
+        if key_variable and not self._key:
+            raise Invalid(f"the variable {key_variable} is not set", hint="it is to hold the key of the provider")
+        self.headers = b"Content-Type: application/json\r\n"
+        if self._key:
+            self.headers += f"Authorization: Bearer {plain_header(self._key, key_variable)}\r\n".encode()
+        self.episodes = 0
+        """That are on it."""
+        self.resting_until = 0.0
+        self.refuses_tokens: set[bool] = set()
+        """Whether it refuses to give token ids: of streams, of other answers."""
+
+    def without_key(self, text: str) -> str:
+        """What it said, fit for agents."""
+        return text.replace(self._key, "...") if self._key else text
+
+    def said(self, body: bytes) -> str:
+        """The beginning of an answer, without the key."""
+        return self.without_key(body[: _SHOWN + len(self._key)].decode(errors="replace"))[:_SHOWN]
+
+    def __repr__(self) -> str:
+        return f"Upstream({self.url!r})"
+
+
+class Upstreams:
+    """Several servers of the same model."""
+
+    def __init__(self, upstreams: Sequence[str | Upstream], *, timeout: float, retries: int) -> None:
+        self.all = [Upstream(given) if isinstance(given, str) else given for given in upstreams]
+        if not self.all:
+            raise Invalid("no server of a model is given", hint="give upstreams=['http://host:8000/v1']")
+        self.timeout = timeout
+        self.retries = retries
+
+    def choose(self, last: Upstream | None) -> Upstream:
+        """The one that an episode was on, whose cache knows its prompt; else the one with the fewest episodes."""
+        now = asyncio.get_running_loop().time()
+        if last is not None and last.resting_until <= now:
+            return last
+        awake = [upstream for upstream in self.all if upstream.resting_until <= now]
+        if awake:
+            return min(awake, key=lambda upstream: upstream.episodes)
+        return min(self.all, key=lambda upstream: upstream.resting_until)
+
+    async def ask(self, method: str, path: str, upstream: Upstream, body: bytes) -> Response:
+        """One answer as a whole. What may go well when it is asked again is an ``Again``."""
+        try:
+            async with asyncio.timeout(self.timeout) as limit:
+                asked = http.request(
+                    method, upstream.url, path, headers=upstream.headers, body=body, retries=0, most=MOST_ANSWER
+                )
+                return _looked_at(upstream, await asked)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise Again(upstream, f"the model did not answer within {self.timeout:g} s", slow=True) from None
+        except AEnvError as exc:
+            if isinstance(exc, ModelError):
+                raise
+            raise Again(upstream, f"the model did not answer: {exc.message}") from exc
+
+    @asynccontextmanager
+    async def stream(self, path: str, upstream: Upstream, body: bytes) -> AsyncIterator[Stream | Response]:
+        """An answer as it comes; a ``Response`` where the server refused."""
+        loop = asyncio.get_running_loop()
+        begun, entered = loop.time(), False
+        try:
+            streaming = http.stream(
+                "POST", upstream.url, path, headers=upstream.headers, body=body, patience=self.timeout
+            )
+            async with streaming as stream:
+                if stream.status != 200:
+                    whole = Response(stream.status, stream.headers, await stream.read(MOST_ANSWER))
+                    entered = True
+                    yield _looked_at(upstream, whole)
+                else:
+                    entered = True
+                    yield stream
+        except AEnvError as exc:
+            if entered or isinstance(exc, ModelError):
+                raise
+            slow = loop.time() - begun >= self.timeout
+            raise Again(upstream, f"the model did not answer: {exc.message}", slow=slow) from exc
+
+
+class Again(ModelError):
+    """May go well when it is asked again."""
+
+    def __init__(self, upstream: Upstream, message: str, after: float | None = None, *, slow: bool = False) -> None:
+        super().__init__(message)
+        self.upstream = upstream
+        self.after = after
+        """Seconds after which the server says so."""
+        self.slow = slow
+        """Whether it took all the time that an answer has."""
+
+
+class Tries:
+    """How often one call is asked: in a round each server once, and with a pause between two rounds."""
+
+    def __init__(self, upstreams: Upstreams) -> None:
+        self._upstreams = upstreams
+        self._tried: set[Upstream] = set()
+        """In this round."""
+        self._rounds = self._slow = 0
+
+    async def again(self, exc: Again) -> None:
+        """Wait until it is to be asked again; raises what it has met when it was asked often enough."""
+        now = asyncio.get_running_loop().time()
+        exc.upstream.resting_until = now + max(REST, exc.after or 0.0)
+        self._slow += exc.slow
+        self._tried.add(exc.upstream)
+        rest = (upstream for upstream in self._upstreams.all if upstream not in self._tried)
+        is_round = not any(upstream.resting_until <= now for upstream in rest)
+        self._rounds += is_round
+        if self._slow >= _SLOW or self._rounds > self._upstreams.retries:
+            raise ModelError(exc.message) from exc
+        if is_round:
+            self._tried.clear()
+            pause = min(_PAUSE * 2 ** (self._rounds - 1), _LONGEST_PAUSE) * _drawn(0.5, 1.0)
+            await asyncio.sleep(max(pause, min(exc.after or 0.0, _LONGEST_PAUSE)))
+
+
+def _looked_at(upstream: Upstream, response: Response) -> Response:
+    """An answer that a client may be given: one, or that its request was wrong."""
+    status = response.status
+    if status == 200:
+        return response
+    words = f"the model answered with status {status}: {upstream.said(response.body)}"
+    if status in AGAIN:
+        try:
+            after: float | None = max(float(response.headers[b"retry-after"]), 0.0)
+        except (KeyError, ValueError):
+            after = None
+        raise Again(upstream, words, after)
+    if status not in _REFUSED or not _tells(status, response.body):
+        raise ModelError(words)
+    told = upstream.without_key(response.body.decode(errors="replace"))
+    return Response(status, response.headers, told.encode())
+
+
+def _tells(status: int, body: bytes) -> bool:
+    """Whether the model's server says what is wrong. What has no such path, for its base URL is wrong, says no more."""
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    names = ("error", "message") if status == 404 else ("error", "message", "detail")
+    return isinstance(found, dict) and any(found.get(name) for name in names)

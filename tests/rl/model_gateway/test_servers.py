@@ -1,0 +1,300 @@
+"""Servers of a model that fail, refuse, answer with nonsense, or tell what is nobody's business."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from aenv import http
+from aenv.rl.model_gateway import Limits, ModelGateway, Upstream, upstreams
+from tests.rl.model_gateway.support import Scripted, asking, completion, events, ids, post, standin
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+KEY = "sk-provider-4711"
+BUSY = (503, b'{"error": {"message": "busy"}}')
+UNKNOWN = (400, b'{"error": {"message": "return_token_ids: extra inputs are not permitted"}}')
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstreams, "_PAUSE", 0.001)
+    monkeypatch.setenv("PROVIDER_KEY", KEY)
+
+
+def piece(**more: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"content": "well"}, "finish_reason": None, **more}]}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        [],
+        {"choices": [None]},
+        {"choices": 3},
+        {"choices": [{"delta": "said"}]},
+        {"choices": [{"delta": {"tool_calls": [{"index": "first"}]}}]},
+        {"choices": [{"delta": {"tool_calls": [{"function": "work"}]}}]},
+        {"choices": [], "usage": {"prompt_tokens": "many"}},
+        {**piece(), "error": {"message": f"no more, {KEY}"}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+async def test_a_stream_of_what_is_no_completion(path: str, odd: Any) -> None:
+    async with Scripted((200, events(piece(), odd))) as server:
+        async with ModelGateway([Upstream(server.url, key_variable="PROVIDER_KEY")]) as gateway:
+            async with gateway.episode() as episode:
+                body = {"model": "m", "input": "hello"} if path == RESPONSES else asking("hello")
+                status, stream = await post(episode, path, {**body, "stream": True})
+    assert (status, b"well" in stream, b"error" in stream, b"[DONE]" in stream) == (200, True, True, False)
+    assert KEY.encode() not in stream
+    assert episode.failure is not None
+    assert KEY not in episode.failure.message
+    (record,) = episode.records
+    assert (record.message or {})["content"] == "well"
+    assert record.error
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"",
+        b"[]",
+        b'{"choices": []}',
+        b'{"choices": [{"message": "said"}]}',
+        b'{"choices": [{"message": {"content": "", "tool_calls": [{"function": "work"}]}}]}',
+        completion("well", usage={"prompt_tokens": "many"}),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+async def test_an_answer_that_is_no_completion(path: str, odd: bytes) -> None:
+    async with Scripted((200, odd)) as server, ModelGateway([server.url]) as gateway, gateway.episode() as episode:
+        body = {"model": "m", "input": "hello"} if path == RESPONSES else asking("hello")
+        assert (await post(episode, path, body))[0] == 502
+    assert episode.failure is not None
+    assert [record.message for record in episode.records] == [None]
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+async def test_a_call_of_a_tool_without_a_name_or_arguments(path: str) -> None:
+    """Some servers leave out what is empty."""
+    answer = {"choices": [{"message": {"role": "assistant", "content": None, "tool_calls": [{"id": "c1"}]}}]}
+    async with Scripted((200, msgspec.json.encode(answer))) as server, ModelGateway([server.url]) as gateway:
+        async with gateway.episode() as episode:
+            body = {"model": "m", "input": "hello"} if path == RESPONSES else asking("hello")
+            status, told = await post(episode, path, body)
+    assert (status, episode.failure) == (200, None)
+    assert b"c1" in msgspec.json.encode(told)
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "work", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"message": {"role": None, "content": "well"}},
+        {"message": {"content": [{"type": "text", "text": "well"}]}},
+        {"message": {"content": None, "tool_calls": [{**CALL, "id": None, "type": None}]}},
+        {"message": {"content": None, "tool_calls": [{**CALL, "function": {"name": "work", "arguments": None}}]}},
+        {"message": {"content": None, "tool_calls": [{**CALL, "function": {"name": "work", "arguments": {}}}]}},
+        {"message": {"content": "well", "tool_calls": []}, "logprobs": None, "stop_reason": None},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+async def test_what_servers_write_in_ways_of_their_own(path: str, more: dict[str, Any]) -> None:
+    usage = {"prompt_tokens": 12.0, "completion_tokens": 3.0, "total_tokens": 15.0}
+    answer = {"model": None, "choices": [{"index": 0, "finish_reason": "stop", **more}], "usage": usage, "error": None}
+    async with Scripted((200, msgspec.json.encode(answer))) as server, ModelGateway([server.url]) as gateway:
+        async with gateway.episode() as episode:
+            body = {"model": "m", "input": "hello"} if path == RESPONSES else asking("hello")
+            status, told = await post(episode, path, body)
+    assert (status, episode.failure) == (200, None)
+    assert b"work" in msgspec.json.encode(told) or b"well" in msgspec.json.encode(told)
+    (record,) = episode.records
+    assert (record.prompt_tokens, record.completion_tokens) == (12, 3)
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("indices", [(None, None), (0, 0), (0, 1)], ids=str)
+async def test_calls_of_a_stream_whatever_their_index(path: str, indices: tuple[int | None, int | None]) -> None:
+    """Some servers give none, or each call the same."""
+    parts = [
+        {"index": indices[0], "id": "a", "function": {"name": "look", "arguments": "{}"}},
+        {"index": indices[1], "id": "b", "function": {"name": "work", "arguments": None}},
+        {"index": indices[1], "function": {"arguments": '{"n": 1}'}},
+    ]
+    chunks = [{"choices": [{"index": 0, "delta": {"tool_calls": [part]}}]} for part in parts]
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}], "usage": None}
+    stream = b": keep-alive\n\ndata:\n\n" + events(*chunks, last)
+    async with Scripted((200, b"data:\n\n" + stream)) as server, ModelGateway([server.url]) as gateway:
+        async with gateway.episode() as episode:
+            body = {"model": "m", "input": "hello"} if path == RESPONSES else asking("hello")
+            status, _told = await post(episode, path, {**body, "stream": True})
+    assert (status, episode.failure) == (200, None)
+    (record,) = episode.records
+    calls = (record.message or {})["tool_calls"]
+    assert [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls] == [
+        ("a", "look", "{}"),
+        ("b", "work", '{"n": 1}'),
+    ]
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
+async def test_what_a_model_has_thought(path: str, name: str) -> None:
+    """By its old name and by its new one, in an answer, in a stream, and on the way back."""
+    message = {"role": "assistant", "content": "4", name: "two and two"}
+    whole = msgspec.json.encode({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+    deltas = [{"choices": [{"index": 0, "delta": {part: message[part]}}]} for part in (name, "content")]
+    streamed = events(*deltas, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    async with Scripted((200, whole), (200, streamed), (200, whole)) as server, ModelGateway([server.url]) as gateway:
+        async with gateway.episode() as episode:
+            asked: dict[str, Any] = {"model": "m", "input": [{"role": "user", "content": "2+2?"}]}
+            if path == MESSAGES:
+                asked = asking("2+2?", max_tokens=9)
+            _, told = await post(episode, path, asked)
+            assert b"two and two" in msgspec.json.encode(told)
+            _, stream = await post(episode, path, {**asked, "stream": True})
+            assert b"two and two" in stream
+            key = "messages" if path == MESSAGES else "input"
+            said = [{"role": "assistant", "content": told["content"]}] if path == MESSAGES else told["output"]
+            await post(episode, path, {**asked, key: [*asked[key], *said]})
+    sent = server.asked[-1]["messages"][1]
+    assert (sent["reasoning_content"], sent["reasoning"]) == ("two and two", "two and two")
+    assert (episode.failure, len(episode.records)) == (None, 3)
+
+
+@pytest.mark.parametrize("status", [400, 404, 413, 422])
+async def test_a_refusal_tells_no_key(status: int) -> None:
+    told = f'{{"error": {{"message": "wrong, Bearer {KEY}"}}}}'.encode()
+    async with Scripted((status, told)) as server:
+        async with ModelGateway([Upstream(server.url, key_variable="PROVIDER_KEY")]) as gateway:
+            async with gateway.episode() as episode:
+                for path, more in ((CHAT, {}), (CHAT, {"stream": True}), (MESSAGES, {})):
+                    found, answer = await post(episode, path, {**asking("hello"), **more})
+                    assert (found, answer["error"]["message"]) == (status, "wrong, Bearer ...")
+    assert episode.failure is None
+    assert len(episode.records) == 3
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(404, b'{"detail": "Not Found"}'), (404, b"<html>"), (402, b'{"error": "pay"}'), (405, b"{}"), (401, b"{}")],
+    ids=str,
+)
+async def test_what_is_not_the_clients_fault_is_no_answer(answer: tuple[int, bytes]) -> None:
+    async with Scripted(answer) as server, ModelGateway([server.url]) as gateway, gateway.episode() as episode:
+        assert (await post(episode, CHAT, asking("hello")))[0] == 502
+    assert episode.failure is not None
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}])
+async def test_a_server_that_gives_no_token_ids_is_asked_without(more: dict[str, Any]) -> None:
+    well = events(piece(), piece(finish_reason="stop")) if more else completion("well")
+    async with Scripted(UNKNOWN, (200, well)) as server, ModelGateway([server.url]) as gateway:
+        async with gateway.episode() as episode:
+            for _ in range(2):
+                assert (await post(episode, CHAT, asking("hello", **more)))[0] == 200
+    assert [asked.get("return_token_ids") for asked in server.asked] == [True, None, None]
+    assert [asked.get("logprobs") for asked in server.asked] == [True] * 3
+
+
+async def test_a_request_that_is_wrong_either_way_says_nothing_about_the_server() -> None:
+    async with Scripted(UNKNOWN, UNKNOWN, (200, completion("well"))) as server, ModelGateway([server.url]) as gateway:
+        async with gateway.episode() as episode:
+            assert (await post(episode, CHAT, asking("hello")))[0] == 400
+            assert (await post(episode, CHAT, asking("hello")))[0] == 200
+    assert [asked.get("return_token_ids") for asked in server.asked] == [True, None, True]
+    assert episode.failure is None
+
+
+async def test_a_round_asks_each_server_once() -> None:
+    async with (
+        Scripted(BUSY, (200, completion("one"))) as one,
+        Scripted(BUSY, (200, completion("two"))) as two,
+        Scripted(BUSY, (200, completion("three"))) as three,
+        ModelGateway([one.url, two.url, three.url], retries=1) as gateway,
+        gateway.episode() as episode,
+    ):
+        assert (await post(episode, CHAT, asking("hello")))[0] == 200
+    assert sorted(len(server.asked) for server in (one, two, three)) == [1, 1, 2]
+    assert (episode.failure, episode.trouble) == (None, None)
+
+
+async def test_a_server_that_wants_to_be_asked_at_once_is_asked_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float, *result: Any) -> Any:
+        paused.append(seconds)
+        return await sleep(0, *result)
+
+    monkeypatch.setattr(upstreams, "_PAUSE", 0.5)
+    async with standin() as (_, url), ModelGateway([url], retries=3) as gateway, gateway.episode() as episode:
+        monkeypatch.setattr(asyncio, "sleep", noted)
+        assert (await post(episode, CHAT, asking("busy 3")))[0] == 200
+    assert len([seconds for seconds in paused if seconds >= 0.25]) >= 3
+
+
+async def test_all_the_time_of_an_answer_is_taken_twice_and_no_more() -> None:
+    async with standin() as (model, url), ModelGateway([url], timeout=0.1, retries=50) as gateway:
+        async with gateway.episode() as episode:
+            assert (await post(episode, CHAT, asking("hang")))[0] == 502
+            assert episode.failure is not None
+        async with gateway.episode() as episode:
+            assert (await post(episode, CHAT, asking("hang", stream=True)))[0] == 502
+    assert len(model.asked) == 4
+
+
+async def test_episodes_are_spread_over_servers() -> None:
+    async with standin() as (one, first), standin() as (two, second), ModelGateway([first, second]) as gateway:
+        begun = [gateway.begin(Limits()) for _ in range(6)]
+        for _ in range(2):
+            for episode in begun:
+                assert (await post(episode, CHAT, asking("say hello")))[0] == 200
+        assert (len(one.asked), len(two.asked)) == (6, 6)
+        for episode in begun:
+            await gateway.episodes.end(episode)
+        assert [upstream.episodes for upstream in gateway.upstreams.all] == [0, 0]
+
+
+async def test_which_models_there_are() -> None:
+    listed = (200, b'{"object": "list", "data": []}')
+    async with Scripted(BUSY, listed) as server, ModelGateway([server.url]) as gateway, gateway.episode() as episode:
+        assert (await http.request("GET", episode.path_url, "/models")).status == 200
+        assert (episode.failure, len(server.asked)) == (None, 2)
+    async with ModelGateway(["http://127.0.0.1:9/v1"], retries=1) as gateway, gateway.episode() as episode:
+        assert (await http.request("GET", episode.path_url, "/models", retries=0)).status == 502
+        assert episode.failure is not None
+
+
+async def test_what_an_agent_may_not_have_of_a_server() -> None:
+    async with standin() as (model, url), ModelGateway([url]) as gateway, gateway.episode() as episode:
+        image = {"type": "image_url", "image_url": {"url": "http://10.0.0.1/secret.png"}}
+        remote = {"model": "m", "messages": [{"role": "user", "content": [image]}]}
+        source = {"type": "url", "url": "file:///etc/passwd"}
+        told = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+        for path, body in (
+            (CHAT, remote),
+            (MESSAGES, {"model": "m", "max_tokens": 9, "messages": told}),
+            (CHAT, asking("say hello", kv_transfer_params={"remote_host": "10.0.0.1"})),
+            (CHAT, asking("say hello", bootstrap_host="10.0.0.1")),
+        ):
+            status, answer = await post(episode, path, body)
+            assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert model.asked == []
+    assert episode.failure is None
+
+
+async def test_the_operators_model_is_asked_for() -> None:
+    async with standin() as (model, url), ModelGateway([Upstream(url, model="ours")]) as gateway:
+        async with gateway.episode() as episode:
+            for more in ({}, {"stream": True}):
+                assert (await post(episode, CHAT, asking("say hello", **more)))[0] == 200
+    assert [asked["model"] for asked in model.asked] == ["ours", "ours"]
+    assert [record.tokens and record.tokens.completion for record in episode.records] == [ids("hello")] * 2
