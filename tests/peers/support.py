@@ -16,6 +16,8 @@ from benchmarks import venvs
 HERE = Path(__file__).resolve().parent
 LIBRARY = HERE / "projects" / "library"
 """A project that brings an MCP server of the library that it is told."""
+MINI_SWE = HERE / "projects" / "mini-swe"
+"""A project whose requirements name an agent of others, which plays in its sandbox."""
 PATIENCE = 60
 
 
