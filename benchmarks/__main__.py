@@ -17,6 +17,8 @@ from benchmarks import (
     http_client,
     instances,
     kubernetes,
+    lineage,
+    model_gateway,
     platform,
     replicas,
     report,
@@ -57,6 +59,9 @@ FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
     "episodes": rollouts.episodes,
     "rollout": rollouts.overhead,
     "evals": evals.evals,
+    "journal": lineage.journal,
+    "lineage": lineage.lineage,
+    "model_gateway": model_gateway.model_gateway,
 }
 ISOLATED = (
     "instance_start",
@@ -68,6 +73,7 @@ ISOLATED = (
     "episodes",
     "rollout",
     "evals",
+    "lineage",
 )
 """What is measured only where a sandbox can be isolated in every way."""
 LACKING: dict[str, Callable[[], str]] = {

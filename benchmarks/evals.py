@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import select
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +10,7 @@ from typing import Any
 from aenv.engines.process.venvs import interpreter_for, is_ready
 from aenv.project.builtin import builtin_root
 from benchmarks.measure import Effort, Line, interleave, line
-from benchmarks.processes import OURS, ROUND, environment, running
+from benchmarks.processes import OURS, asked, environment, running, told
 from benchmarks.venvs import ROOT
 
 ENV, SELECTION = "tau2", {"domain": "airline"}
@@ -44,23 +41,23 @@ def evals(effort: Effort) -> list[Line]:
         running(in_process, env=env, piped=True) as faster,
         running([OURS, "-m", "benchmarks.workers.evaluator", ENV], piped=True) as ours,
     ):
-        imported = [_read(other)["import"] for other in (library, faster)]
+        imported = [told(other)["import"] for other in (library, faster)]
 
         def mine(at_once: int, n: int) -> Callable[[], Any]:
-            return lambda: _asked(ours, {"do": "evaluate", "selection": SELECTION, "at_once": at_once, "n": n})
+            return lambda: asked(ours, {"do": "evaluate", "selection": SELECTION, "at_once": at_once, "n": n})
 
         sides = (
             mine(1, 1),
             mine(AT_ONCE, SAMPLES),
-            lambda: _asked(library, {"selection": SELECTION, "most": FEW}),
-            lambda: _asked(faster, {"selection": SELECTION, "most": None}),
+            lambda: asked(library, {"selection": SELECTION, "most": FEW}),
+            lambda: asked(faster, {"selection": SELECTION, "most": None}),
         )
         for warm in sides:
             warm()
         rounds = interleave(3 if effort.quick else 7, *sides)
-    single, several, own, same = ([_seconds(told) for told in side] for side in rounds)
+    single, several, own, same = ([_seconds(found) for found in side] for side in rounds)
     name = f"{ENV} {SELECTION['domain']}, oracle"
-    resets = [told["reset"] for told in rounds[0]]
+    resets = [found["reset"] for found in rounds[0]]
     unit = "ms a task"
     return [
         _line(f"{name}, one at a time", unit, single, "the library", own, MOST_ALONE),
@@ -71,11 +68,11 @@ def evals(effort: Effort) -> list[Line]:
     ]
 
 
-def _seconds(told: Any) -> float:
+def _seconds(found: Any) -> float:
     """Of each task, all of which must have passed."""
-    if told["passed"] != told["tasks"]:
-        raise RuntimeError(f"of {told['tasks']} tasks, {told['passed']} passed")
-    return float(told["wall"]) / int(told["tasks"])
+    if found["passed"] != found["tasks"]:
+        raise RuntimeError(f"of {found['tasks']} tasks, {found['passed']} passed")
+    return float(found["wall"]) / int(found["tasks"])
 
 
 def _line(
@@ -84,17 +81,3 @@ def _line(
     """A line of milliseconds. Below a tenth of its limit, it makes no difference how much it is."""
     found = line(name, unit, ours, against, other, limit=limit, scale=1e3)
     return found if limit is None else replace(found, ratio=max(found.ratio or 0.0, limit / 10))
-
-
-def _asked(process: subprocess.Popen[bytes], request: Any) -> Any:
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(request).encode() + b"\n")
-    process.stdin.flush()
-    return _read(process)
-
-
-def _read(process: subprocess.Popen[bytes]) -> Any:
-    assert process.stdout is not None
-    if not select.select([process.stdout], [], [], ROUND)[0]:
-        raise RuntimeError(f"no answer within {ROUND:g} s")
-    return json.loads(process.stdout.readline())

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from benchmarks import wire
 from benchmarks.venvs import ROOT
@@ -97,6 +97,22 @@ def running(
             raise
         finally:
             _end(process)
+
+
+def asked(process: subprocess.Popen[bytes], request: Any) -> Any:
+    """What a program of ``benchmarks.workers.owner``'s kind answers."""
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(request).encode() + b"\n")
+    process.stdin.flush()
+    return told(process)
+
+
+def told(process: subprocess.Popen[bytes]) -> Any:
+    """What it says next."""
+    assert process.stdout is not None
+    if not select.select([process.stdout], [], [], ROUND)[0]:
+        raise RuntimeError(f"no answer within {ROUND:g} s")
+    return json.loads(process.stdout.readline())
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -219,7 +235,8 @@ class Worker:
 
 
 @contextmanager
-def worker(module: str, target: Server, python: Path = OURS) -> Iterator[Worker]:
-    """A client of ``benchmarks.workers`` that talks to ``target``."""
-    with running([python, "-m", f"benchmarks.workers.{module}", target.url], piped=True) as process:
+def worker(module: str, target: Server, python: Path = OURS, **variables: str) -> Iterator[Worker]:
+    """A client of ``benchmarks.workers`` that talks to ``target``; with variables of its own."""
+    env = environment(PYTHONPATH=str(ROOT), **variables)
+    with running([python, "-m", f"benchmarks.workers.{module}", target.url], env=env, piped=True) as process:
         yield Worker(process, target)

@@ -38,7 +38,9 @@ def python(wanted: Path, *, with_package: bool = False, version: str = "") -> Pa
             base = another(version) if version else Path(sys.executable)
             if base is None:
                 raise SystemExit(f"{wanted.stem} needs Python {version}, and there is none")
-            _make(base, home, interpreter, ["-r", str(wanted), *(("-e", str(ROOT)) if with_package else ())])
+            what = ["-r", str(wanted), *(("-e", str(ROOT)) if with_package else ())]
+            # Only pip finds the builds of PyTorch that a machine has beside those of the registry.
+            _make(base, home, interpreter, what, uv=None if "torch" in wanted.read_text() else shutil.which("uv"))
             (home / "made-from").write_text(_key(wanted, with_package, version))
     return interpreter
 
@@ -69,8 +71,8 @@ def _key(wanted: Path, with_package: bool, version: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _make(base: Path, home: Path, interpreter: Path, what: list[str]) -> None:
-    if uv := shutil.which("uv"):
+def _make(base: Path, home: Path, interpreter: Path, what: list[str], *, uv: str | None) -> None:
+    if uv is not None:
         _run(uv, "venv", "--quiet", "--python", str(base), str(home))
         # Compiled, as pip leaves it: a peer's start is measured, and not its first one.
         _run(uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(interpreter), *what)
