@@ -16,6 +16,7 @@ from aenv import config, errors, evals, rl
 from aenv.api import pools, quotas, top, usage_routes
 from aenv.api.routes import routes as instance_routes
 from aenv.api.services.routes import routes as service_routes
+from aenv.client.handle import Handle
 from aenv.controller.routes import routes as controller_routes
 from aenv.deploy import documents
 from aenv.deploy.chart import Chart, chart
@@ -28,7 +29,7 @@ from aenv.web.app import App
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 WIDTH = 100
 GROUPS = (
-    ("Using an environment", ("Environment", "SyncEnvironment", "attach")),
+    ("Using an environment", ("Environment", "SyncEnvironment", "attach", "Siblings", "Forked")),
     ("Results", ("ToolResult", "ExecResult", "Image", "Audio")),
     ("Writing an environment", aenv._HOME["aenv.runtime.registry"]),
     ("What a function may ask", ("Context",)),
@@ -134,7 +135,8 @@ def _entry(name: str, value: Any) -> Iterator[str]:
 
 def _members(value: type) -> list[tuple[str, Any]]:
     found = []
-    for name, member in vars(value).items():
+    below = vars(Handle) if value is aenv.Environment else {}
+    for name, member in {**below, **vars(value)}.items():
         function = member.__func__ if isinstance(member, staticmethod) else member
         named = inspect.isfunction(function) or isinstance(function, property) or hasattr(function, "func")
         if named and not name.startswith("_"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -125,7 +125,21 @@ SETTINGS = (
     ),
     Setting("kubernetes_host", "KUBERNETES_SERVICE_HOST", None, "the cluster that a pod is in", in_file=False),
     Setting("kubernetes_port", "KUBERNETES_SERVICE_PORT", "443", "its port", in_file=False),
+    Setting(
+        "journal",
+        "AENV_JOURNAL",
+        4 * 1024 * 1024,
+        "bytes that a client keeps of calls and answers, to fork, restore and fast-forward by; 0 keeps none",
+        least=0,
+    ),
     Setting("spare", "AENV_SPARE", True, "keep one process per environment in use ready for the next sandbox"),
+    Setting(
+        "suspend",
+        "AENV_SUSPEND",
+        "",
+        "time without a call after which the process engine has a sandbox stand still until the next one, where its "
+        "project says nothing: 30s, 5m; empty is never",
+    ),
     Setting("log_format", "AENV_LOG_FORMAT", "text", "how a server writes its log: text, or json, an object a line"),
     Setting("traces", "AENV_TRACES", None, "URL of an OpenTelemetry collector (OTLP/HTTP) that traces are sent to"),
     Setting(
@@ -164,6 +178,14 @@ SETTINGS = (
         shared=True,
     ),
     Setting("model_key", "OPENAI_API_KEY", None, "the key for that", in_file=False, secret=True, shared=True),
+    Setting(
+        "models_token",
+        "AENV_MODELS_TOKEN",
+        None,
+        "token of those who begin episodes at 'aenv serve models'; on the loopback, else this user's",
+        in_file=False,
+        secret=True,
+    ),
     Setting("debug", "AENV_DEBUG", False, "show the traceback of an unexpected failure", in_file=False),
     Setting("instance_id", "AENV_INSTANCE_ID", "local", "what the engine calls this sandbox", in_file=False),
     Setting("datasource", "AENV_DATASOURCE", "", "the instance's data, as a path", in_file=False),
@@ -312,10 +334,16 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in hidden} | dict(extra)
 
 
-def agent_environment(extra: Mapping[str, str]) -> dict[str, str]:
+def named(name: str) -> str:
+    """What a variable holds that the operator names, such as the key of a provider; empty when it is not set."""
+    return os.environ.get(name, "")
+
+
+def agent_environment(extra: Mapping[str, str], without: Iterable[str] = ()) -> dict[str, str]:
     """The environment for an agent's program: all of this process's, such as the key of its model, but none of the
-    platform's secrets, with which it could take its own reward."""
+    platform's secrets, with which it could take its own reward, nor what is named in ``without``."""
     hidden = {found.variable for found in SETTINGS if found.secret and found.variable.startswith("AENV_")}
+    hidden |= set(without)
     return {name: value for name, value in os.environ.items() if name not in hidden} | dict(extra)
 
 

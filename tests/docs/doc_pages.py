@@ -44,6 +44,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aenv import http
+from aenv.client import sync
 from aenv.engines.docker.containers import ENGINE
 from aenv.engines.docker.daemon import Daemon
 from aenv.engines.process import powers
@@ -400,6 +401,7 @@ async def _remove(daemon: Daemon, path: str, **query: str) -> None:
 def environment(monkeypatch: Any, home: Path) -> None:
     """A user without settings, whose virtual environment is active."""
     monkeypatch.setenv("AENV_HOME", str(home))
+    monkeypatch.setattr(sync, "_loops", {})  # what blocks has an engine of its own, in this home
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     for name in list(os.environ):
         if (name.startswith("AENV_") and name != "AENV_HOME") or name == "DUMMY_INSTANCE_IP":
