@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 _PATIENCE = 30.0
+_DRAWN = random.SystemRandom()
+"""Not the generator that everybody shares: tests seed it, and two processes of a run would draw the same ports."""
 
 
 def free_port() -> int:
     """A port that is not among those from which the system takes the near end of a connection."""
     while True:
-        port = random.randrange(20_000, 32_000)
+        port = _DRAWN.randrange(20_000, 32_000)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

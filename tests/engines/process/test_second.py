@@ -460,10 +460,10 @@ async def test_at_whatever_moment_a_start_ends_nothing_is_left(jail, duals, fami
     if not anew:
         took = await _time(duals.start(jail, "timed", task))
         await jail.delete("timed")
-    random.seed(7)
+    drawn = random.Random(7)
     for number in range(8):
         await jail.find()  # so that there is a spawner
-        moment = random.uniform(0, took)
+        moment = drawn.uniform(0, took)
         creating = asyncio.create_task(jail.create(f"n{number}", duals.spec(task)))
         known = {process.pid for process in pen.processes()}
         await asyncio.sleep(moment)

