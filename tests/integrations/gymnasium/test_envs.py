@@ -33,7 +33,7 @@ def same(one: Any, other: Any) -> bool:
 def lose(env: AenvEnv) -> None:
     """The same from inside."""
     with pytest.raises(AEnvError):
-        wait(env._player._env.exec("kill -9 -1"))
+        wait(env._player._env.exec("kill -9 $PPID"))
 
 
 def test_it_is_what_gymnasium_checks(bench: Bench) -> None:
@@ -213,7 +213,7 @@ def test_one_of_a_vector_is_lost(bench: Bench) -> None:
     for step in range(4):
         if step == 2:
             with pytest.raises(AEnvError):
-                wait(ours._players[1]._env.exec("kill -9 -1"))
+                wait(ours._players[1]._env.exec("kill -9 $PPID"))
         actions = ours.action_space.sample()
         found, expected = ours.step(actions), theirs.step(actions)
         assert same(found[0], expected[0])

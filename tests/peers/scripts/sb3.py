@@ -41,7 +41,7 @@ def lose(share: float, seed: int) -> None:
         if draw.random() < share / PRESSES:
             lost += 1
             with contextlib.suppress(AEnvError):
-                await env.exec("kill -9 -1")
+                await env.exec("kill -9 $PPID")
         return await step(face, env, action)
 
     Published.step = lossy  # type: ignore[method-assign]
