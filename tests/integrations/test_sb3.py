@@ -69,3 +69,12 @@ async def test_what_a_trainer_gets(folder: Path) -> None:
 
 async def test_a_failure_without_a_way_back_ends_the_training(folder: Path) -> None:
     assert await told(folder, "raises") == {"raised": "sandbox_lost"}
+
+
+async def test_the_check_of_its_installation(folder: Path) -> None:
+    found = json.loads(await ran(folder, "-m", "aenv", "train-check", "sb3", "-o", "json"))
+    assert [(row["check"], row["status"]) for row in found["checks"]] == [
+        ("package", "ok"),
+        ("adapter", "ok"),
+        ("episode", "ok"),
+    ]

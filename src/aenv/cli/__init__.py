@@ -34,6 +34,7 @@ COMMANDS = {
     "eval": ("aenv.cli.eval:eval_", "Evaluate an agent on the tasks of an environment."),
     "compare": ("aenv.cli.eval:compare", "Compare two evaluations, task by task."),
     "tasks": ("aenv.cli.tasks:tasks", "List and show the tasks of an environment."),
+    "train-check": ("aenv.cli.train_check:train_check", "Check that a trainer can play in an instance."),
     "instance": ("aenv.cli.instance:instance", "Make, watch and end instances on a platform."),
     "service": ("aenv.cli.service:service", "Make, watch, change and end services on a platform."),
     "serve": ("aenv.cli.serve:serve", "Serve a platform: hub, API service and gateway."),

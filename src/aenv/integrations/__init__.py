@@ -1,1 +1,23 @@
 """Other projects' programs on our sandboxes. Each module needs its project's package, and nothing else imports it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Framework(NamedTuple):
+    """A trainer that plugs in."""
+
+    package: str
+    """What it is called on PyPI."""
+    tested: str
+    """The version that our tests run with."""
+    module: str
+    """What has the ``check`` that ``aenv train-check`` runs."""
+
+
+FRAMEWORKS = {
+    "gymnasium": Framework("gymnasium", "1.4", "aenv.integrations.gymnasium.checking"),
+    "sb3": Framework("stable-baselines3", "2.9", "aenv.integrations.stable_baselines3"),
+}
+"""By the name of the extra that installs them."""

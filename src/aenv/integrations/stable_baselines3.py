@@ -10,9 +10,11 @@ from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env import VecEnv
 
 from aenv.client.environment import Environment
+from aenv.client.sync import wait
 from aenv.errors import Unsupported
+from aenv.integrations.checking import ENV, LOOK, TASK, WRITE, judge, lose
 from aenv.integrations.gymnasium.envs import AenvVectorEnv
-from aenv.integrations.gymnasium.faces import Face
+from aenv.integrations.gymnasium.faces import Face, Tools
 from aenv.integrations.gymnasium.players import RETRIES
 
 
@@ -31,6 +33,11 @@ class AenvVecEnv(VecEnv):
         self.render_mode = None
         self._actions: Any = None
         super().__init__(num_envs, self._envs.single_observation_space, self._envs.single_action_space)
+
+    @property
+    def instances(self) -> list[Environment]:
+        """The instances at the moment."""
+        return self._envs.instances
 
     def reset(self) -> Any:
         """Begin an episode in each, with the seeds that were given to ``seed``."""
@@ -76,6 +83,20 @@ class AenvVecEnv(VecEnv):
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
         """None of them is wrapped here."""
         return [False for _ in self._get_indices(indices)]
+
+
+def check() -> str:
+    """Play two episodes at a time, one of which loses its instance on the way."""
+    envs = AenvVecEnv(ENV, 2, [Tools(TASK, max_steps=2) for _ in range(2)])
+    try:
+        envs.reset()
+        envs.step((WRITE, WRITE))
+        before = envs.instances[0].instance_id
+        wait(lose(envs.instances[0]))
+        _, rewards, _, _ = envs.step((LOOK, LOOK))
+        return judge(min(rewards), before, envs.instances[0].instance_id)
+    finally:
+        envs.close()
 
 
 def _of(infos: dict[str, Any], place: int) -> dict[str, Any]:

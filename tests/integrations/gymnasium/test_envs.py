@@ -33,7 +33,7 @@ def same(one: Any, other: Any) -> bool:
 def lose(env: AenvEnv) -> None:
     """The same from inside."""
     with pytest.raises(AEnvError):
-        wait(env._player._env.exec("kill -9 $PPID"))
+        wait(env.instance.exec("kill -9 $PPID"))
 
 
 def test_it_is_what_gymnasium_checks(bench: Bench) -> None:
@@ -154,7 +154,7 @@ def test_without_a_reset_each_episode_has_an_instance_of_its_own(bench: Bench) -
     used = []
     for _ in range(3):
         assert env.reset()[0] == "Count."
-        used.append(env.instance_id)
+        used.append(env.instance.instance_id)
         assert env.step({"name": "add", "arguments": {"number": 1}})[0] == "1"
         assert env.step({"name": "submit"})[1:3] == (1.0, True)
     assert len(set(used)) == 3
@@ -183,7 +183,7 @@ def test_an_episode_that_loses_its_instance_goes_on_in_another(bench: Bench, whe
     ours.reset(seed=9)
     theirs.reset(seed=9)
     ours.action_space.seed(1)
-    before = ours.instance_id
+    before = ours.instance.instance_id
     for step in range(6):
         if step == when:
             lose(ours)
@@ -191,7 +191,7 @@ def test_an_episode_that_loses_its_instance_goes_on_in_another(bench: Bench, whe
         found, expected = ours.step(action), theirs.step(action)
         assert same(found[0], expected[0])
         assert found[1:] == expected[1:]
-    assert ours.instance_id != before
+    assert ours.instance.instance_id != before
     ours.close()
     assert wait(bench.alive()) == []
 
@@ -213,7 +213,7 @@ def test_one_of_a_vector_is_lost(bench: Bench) -> None:
     for step in range(4):
         if step == 2:
             with pytest.raises(AEnvError):
-                wait(ours._players[1]._env.exec("kill -9 $PPID"))
+                wait(ours.instances[1].exec("kill -9 $PPID"))
         actions = ours.action_space.sample()
         found, expected = ours.step(actions), theirs.step(actions)
         assert same(found[0], expected[0])

@@ -40,9 +40,9 @@ class AenvEnv(gymnasium.Env[Any, Any]):
         self.observation_space, self.action_space = met.observation_space, met.action_space
 
     @property
-    def instance_id(self) -> str | None:
-        """What the instance is called."""
-        return self._player.instance_id
+    def instance(self) -> Environment:
+        """The instance at the moment, for what Gymnasium has no word for. Another one, once it was lost."""
+        return self._player.instance
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
@@ -95,6 +95,11 @@ class AenvVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._seen: list[Any] = [None] * num_envs
         self._over = numpy.zeros(num_envs, dtype=numpy.bool_)
         self._place: Any = create_empty_array(self.single_observation_space, n=num_envs)
+
+    @property
+    def instances(self) -> list[Environment]:
+        """The instances at the moment."""
+        return [player.instance for player in self._players]
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None

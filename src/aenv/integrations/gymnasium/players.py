@@ -52,9 +52,9 @@ class Player:
         """Digests of what came of it, and of its beginning."""
 
     @property
-    def instance_id(self) -> str | None:
+    def instance(self) -> Environment:
         """The instance that it is in."""
-        return self._env.instance_id
+        return self._env
 
     async def open(self) -> Face:
         """Have an instance, and know its spaces."""
