@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from aenv.rl.batches import Rollouts as Rollouts
     from aenv.rl.batches import Stragglers as Stragglers
     from aenv.rl.batches import rollouts as rollouts
+    from aenv.rl.driven import Driven as Driven
     from aenv.rl.exporting import Exported as Exported
     from aenv.rl.exporting import export as export
     from aenv.rl.files import Writer as Writer
     from aenv.rl.files import read as read
+    from aenv.rl.generating import Generated as Generated
+    from aenv.rl.generating import TokenAgent as TokenAgent
     from aenv.rl.groups import Group as Group
     from aenv.rl.groups import Tally as Tally
     from aenv.rl.groups import grouped as grouped
@@ -37,7 +40,9 @@ if TYPE_CHECKING:
 
 _HOME = {
     "batches": ("Rollouts", "Stragglers", "rollouts"),
+    "driven": ("Driven",),
     "exporting": ("Exported", "export"),
+    "generating": ("Generated", "TokenAgent"),
     "files": ("Writer", "read"),
     "groups": ("Group", "Tally", "grouped"),
     "models": ("OpenAIAgent",),

@@ -68,7 +68,7 @@ class OpenAIAgent:
         tools = await env.list_openai_tools()
         if system := task.system or self.system:
             env.hear({"role": "system", "content": system})
-        env.hear({"role": "user", "content": _opening(task, env.observation)})
+        env.hear({"role": "user", "content": opening(task, env.observation)})
         while True:
             env.go_on()
             begun = time.monotonic()
@@ -87,7 +87,7 @@ class OpenAIAgent:
             if not message.tool_calls:
                 return message.content or ""
             for call in message.tool_calls:
-                env.hear({"role": "tool", "tool_call_id": call.id, "content": await _called(env, call)})
+                env.hear({"role": "tool", "tool_call_id": call.id, "content": await called(env, call)})
 
     async def _heard(self, env: Episode, tools: list[dict[str, Any]]) -> Completion:
         """The next answer. Without one there is no episode, whatever a program around this agent catches."""
@@ -155,7 +155,7 @@ class _Again(ModelError):
     """May go well when it is asked again."""
 
 
-def _opening(task: Task, observation: Any) -> str:
+def opening(task: Task, observation: Any) -> str:
     """What the model is told first: the instruction, and what it sees, where the environment's reset told."""
     if observation is None or observation == "":
         return task.instruction
@@ -163,7 +163,7 @@ def _opening(task: Task, observation: Any) -> str:
     return f"{task.instruction}\n\n{seen}".strip()
 
 
-async def _called(env: Episode, call: ToolCall) -> str:
+async def called(env: Episode, call: ToolCall) -> str:
     """Call the tool that a model asked for; what it is told of it."""
     name, text = call.function.name, call.function.arguments
     known = [tool["function"]["name"] for tool in env.tools]
