@@ -25,6 +25,7 @@ from benchmarks import (
     rollouts,
     startup,
     stores,
+    vector,
 )
 from benchmarks.measure import Effort, Line
 from benchmarks.simulation import scale
@@ -62,6 +63,7 @@ FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
     "journal": lineage.journal,
     "lineage": lineage.lineage,
     "model_gateway": model_gateway.model_gateway,
+    "vector": vector.vector,
 }
 ISOLATED = (
     "instance_start",
@@ -74,6 +76,7 @@ ISOLATED = (
     "rollout",
     "evals",
     "lineage",
+    "vector",
 )
 """What is measured only where a sandbox can be isolated in every way."""
 LACKING: dict[str, Callable[[], str]] = {

@@ -68,7 +68,7 @@ def line(
     return Line(name, unit, median(ours) * scale, against, median(other) * scale, ratio, limit)
 
 
-def rate(name: str, ours: Sequence[float], against: str, other: Sequence[float], *, limit: float) -> Line:
+def rate(name: str, ours: Sequence[float], against: str, other: Sequence[float], *, limit: float | None) -> Line:
     """A line of calls a second, from seconds a call. Its ratio is that of the seconds."""
     ratio = median(mine / theirs for mine, theirs in zip(ours, other, strict=True))
     return Line(name, "calls/s", 1 / median(ours), against, 1 / median(other), ratio, limit)

@@ -105,13 +105,18 @@ def _trainer() -> Iterator[Owner]:
 @contextmanager
 def _peer(*mode: str) -> Iterator[subprocess.Popen[bytes]]:
     """OpenEnv's client, with OpenEnv's server behind it: one process each, which is where it is fastest."""
-    python = venvs.peer("openenv")
+    with openenv(*mode) as url, _client(venvs.peer("openenv"), url) as client:
+        _played(client, {"episodes": 50, "at_once": 50, "turns": TURNS})
+        yield client
+
+
+@contextmanager
+def openenv(*mode: str) -> Iterator[str]:
+    """OpenEnv's server, and where it is."""
     port = free_port()
-    with running([python, "-m", "benchmarks.servers.openenv_server", str(port), *mode]) as server:
+    with running([venvs.peer("openenv"), "-m", "benchmarks.servers.openenv_server", str(port), *mode]) as server:
         _wait(server, port)
-        with _client(python, f"http://127.0.0.1:{port}") as client:
-            _played(client, {"episodes": 50, "at_once": 50, "turns": TURNS})
-            yield client
+        yield f"http://127.0.0.1:{port}"
 
 
 def _alone() -> float:

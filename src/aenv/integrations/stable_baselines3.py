@@ -26,10 +26,19 @@ class AenvVecEnv(VecEnv):
     """
 
     def __init__(
-        self, env: str | Environment, num_envs: int, faces: Sequence[Face] | None = None, *, retries: int = RETRIES
+        self,
+        env: str | Environment,
+        num_envs: int,
+        faces: Sequence[Face] | None = None,
+        *,
+        retries: int = RETRIES,
+        per_instance: int = 1,
     ) -> None:
         """As ``AenvVectorEnv`` takes them."""
-        self._envs = AenvVectorEnv(env, num_envs, faces, autoreset_mode=AutoresetMode.SAME_STEP, retries=retries)
+        mode = AutoresetMode.SAME_STEP
+        self._envs = AenvVectorEnv(
+            env, num_envs, faces, autoreset_mode=mode, retries=retries, per_instance=per_instance
+        )
         self.render_mode = None
         self._actions: Any = None
         super().__init__(num_envs, self._envs.single_observation_space, self._envs.single_action_space)

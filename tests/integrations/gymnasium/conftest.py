@@ -50,12 +50,25 @@ def gymnasium_spaces() -> dict:
     return said("spaces")
 
 @register_function
-def gymnasium_reset(seed: int, options: dict | None = None) -> dict:
-    return said("reset")
+def gymnasium_play(moves: list) -> list:
+    return [said(kind) for _, kind, _ in moves] if sys.argv[1] != "many" else []
+"""
+DEAF = """
+import gymnasium
+from gymnasium import spaces
 
-@register_function
-def gymnasium_step(action: int) -> dict:
-    return said("step")
+class Deaf(gymnasium.Env):
+    observation_space = action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        if options:
+            raise RuntimeError("it takes no options")
+        return 0, {}
+
+    def step(self, action):
+        if action == 2:
+            raise RuntimeError("it takes no twos")
+        return action, 1.0, False, False, {}
 """
 COUNTER = """
 from aenv import Context, register_reset, register_reward, register_tool
@@ -96,6 +109,7 @@ def bench() -> Iterator[Bench]:
         write_env(found.home, "broken", f"{PUBLISHED}publish(lambda: 1 / 0)\n")
         write_env(found.home, "odd", f"{ODD}{PUBLISHED}publish(lambda ctx: Odd(ctx.arguments[0]))\n")
         write_env(found.home, "liar", LIAR)
+        write_env(found.home, "deaf", f"{DEAF}{PUBLISHED}publish(Deaf)\n")
         write_env(found.home, "counter", COUNTER)
         write_env(found.home, "once", COUNTER.replace("@register_reset\n", ""))
         yield found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from contextlib import closing
+from contextlib import AbstractAsyncContextManager, closing
 from typing import Any
 
 import gymnasium
@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from aenv.client.sync import wait
 from aenv.errors import AEnvError, AuthorError, Invalid, SandboxLost, Unsupported
 from aenv.integrations.gymnasium import AenvEnv, AenvVectorEnv, Tools, register
+from aenv.models import Sandbox, SandboxSpec
 from tests.integrations.gymnasium.walk import Walk
 from tests.rl.bench import Bench
 
@@ -306,15 +307,124 @@ def test_the_environments_own_failure_is_told_at_once(bench: Bench) -> None:
     env.close()
 
 
-@pytest.mark.parametrize("about", ["spaces", "reset", "step"])
-def test_what_an_environment_tells_may_be_anything(bench: Bench, about: str) -> None:
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [("spaces", "does not tell"), ("reset", "does not tell"), ("step", "does not tell"), ("many", "does not answer")],
+)
+def test_what_an_environment_tells_may_be_anything(bench: Bench, about: str, words: str) -> None:
     def play() -> None:
         with closing(AenvEnv(bench.env("liar", arguments=[about]), retries=0)) as env:
             env.reset(seed=1)
             env.step(0)
 
-    with pytest.raises(AuthorError, match="does not tell what one of Gymnasium's does"):
+    with pytest.raises(AuthorError, match=words):
         play()
+    assert wait(bench.alive()) == []
+
+
+# Several in one instance
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_environments_that_share_instances_play_as_those_that_do_not(bench: Bench, mode: AutoresetMode) -> None:
+    runs = []
+    for per_instance, instances in ((1, 5), (2, 3), (9, 1)):
+        made = len(bench.made)
+        envs = AenvVectorEnv(bench.env("short", arguments=["4"]), 5, autoreset_mode=mode, per_instance=per_instance)
+        assert len(bench.made) - made == len(envs.instances) == instances
+        found: list[Any] = [envs.reset(seed=5)[0]]
+        envs.action_space.seed(5)
+        for _ in range(9):
+            found.append(envs.step(envs.action_space.sample())[:4])
+            if mode == AutoresetMode.DISABLED and (over := found[-1][2] | found[-1][3]).any():
+                found.append(envs.reset(seed=7, options={"reset_mask": over})[0])
+        runs.append(found)
+        envs.close()
+    assert all(same(tuple(run), tuple(runs[0])) for run in runs)
+    assert wait(bench.alive()) == []
+
+
+@pytest.mark.parametrize("when", ["a step", "a reset of some"])
+def test_those_that_share_an_instance_go_on_together(bench: Bench, when: str) -> None:
+    """Also those that ask for nothing when it is lost."""
+    ours = AenvVectorEnv(bench.env("walk"), 5, per_instance=3, autoreset_mode=AutoresetMode.DISABLED)
+    theirs = SyncVectorEnv([Walk] * 5, autoreset_mode=AutoresetMode.DISABLED)
+    ours.reset(seed=1)
+    theirs.reset(seed=1)
+    ours.action_space.seed(1)
+    made = len(bench.made)
+    for step in range(4):
+        if step == 2:
+            with pytest.raises(AEnvError):
+                wait(ours.instances[0].exec("kill -9 $PPID"))
+            if when == "a reset of some":
+                options = {"reset_mask": numpy.array([False, True, False, False, True])}
+                found, expected = ours.reset(seed=3, options=options), theirs.reset(seed=3, options=options)
+                assert same(found[0], expected[0])
+        actions = ours.action_space.sample()
+        found, expected = ours.step(actions), theirs.step(actions)
+        assert same(found[0], expected[0])
+        assert same(tuple(found[1:4]), tuple(expected[1:4]))
+    assert len(bench.made) - made == 1
+    assert len(ours.instances) == 2
+    ours.close()
+    assert wait(bench.alive()) == []
+
+
+def test_what_one_fails_at_is_no_failure_of_the_others(bench: Bench) -> None:
+    envs = AenvVectorEnv(bench.env("deaf"), 3, per_instance=3, autoreset_mode=AutoresetMode.DISABLED)
+    envs.reset(seed=1)
+    made = len(bench.made)
+    with pytest.raises(AuthorError, match="it takes no twos"):
+        envs.step(numpy.array([1, 2, 0]))
+    mask = numpy.array([False, True, False])
+    with pytest.raises(AuthorError, match="it takes no options"):
+        envs.reset(options={"reset_mask": mask, "some": 1})
+    envs.reset(options={"reset_mask": mask})
+    assert envs.step(numpy.array([1, 1, 0]))[0].tolist() == [1, 1, 0]
+    assert len(bench.made) == made
+    envs.close()
+    assert wait(bench.alive()) == []
+
+
+def test_one_that_cannot_start_is_tried_once_for_all_who_share_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[SandboxSpec] = []
+    provided = bench._provided
+
+    def counted(spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
+        tried.append(spec)
+        return provided(spec)
+
+    monkeypatch.setattr(bench, "_provided", counted)
+    with pytest.raises(AEnvError, match="division by zero"):
+        AenvVectorEnv(bench.env("broken"), 8, per_instance=8, retries=1)
+    assert len(tried) == 2
+    with pytest.raises(Invalid, match="only one where faces are given"):
+        AenvVectorEnv(bench.env("counter"), 2, [Tools("Count."), Tools("Count.")], per_instance=2)
+    with pytest.raises(Invalid, match="one environment or more"):
+        AenvVectorEnv(bench.env("walk"), 2, per_instance=0)
+    assert wait(bench.alive()) == []
+
+
+def test_a_step_that_is_broken_off_ends_the_episodes_and_no_more(bench: Bench) -> None:
+    envs = AenvVectorEnv(bench.env("walk"), 4, per_instance=4)
+    envs.reset(seed=1)
+    players = envs._players
+
+    async def broken_off() -> None:
+        steps = [asyncio.create_task(player.step({"way": 0, "push": numpy.zeros(2)})) for player in players]
+        await asyncio.sleep(0)
+        for step in steps:
+            step.cancel()
+        assert all(step.cancelled() for step in (await asyncio.wait(steps))[0])
+
+    wait(broken_off())
+    with pytest.raises(Invalid, match="call reset"):
+        envs.step(envs.action_space.sample())
+    assert same(envs.reset(seed=2)[0]["place"], SyncVectorEnv([Walk] * 4).reset(seed=2)[0]["place"])
+    envs.close()
     assert wait(bench.alive()) == []
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy
 import pytest
 
 from aenv.client.sync import wait
-from aenv.errors import AEnvError, StartFailed
+from aenv.errors import AEnvError, Invalid, StartFailed
 from aenv.rl import Episode, Rules, Task, rollout
 from tests.integrations.gymnasium.walk import Walk
 from tests.rl.bench import Bench
@@ -28,8 +31,6 @@ def test_an_agent_plays_it_by_tools(bench: Bench) -> None:
         return [found["score"] for found in [await env.call_reward()]]
 
     trajectory = wait(rollout(bench.env("walk"), agent, seed=3, rules=Rules()))
-    import numpy
-
     action = {"way": 1, "push": numpy.array([0.25, -0.25])}
     total = sum(own.step(action)[1] for _ in range(3))
     is_scored(trajectory, total)
@@ -58,11 +59,40 @@ def test_an_episode_that_is_over(bench: Bench) -> None:
     async def play() -> None:
         async with bench.env("short", arguments=["2"]) as env:
             await env.call_tool("reset", {"seed": 1, "options": {"place": 1.0}})
-            found = [await env.call_function("gymnasium_step", {"action": STEP}) for _ in range(2)]
-            assert [one["truncated"] for one in found] == [False, True]
+            step = [0, "step", STEP]
+            found = [await env.call_function("gymnasium_play", {"moves": [step]}) for _ in range(2)]
+            assert [one["truncated"] for (one,) in found] == [False, True]
             assert (await env.call_reward())["over"]
             with pytest.raises(AEnvError, match="call reset"):
-                await env.call_function("gymnasium_step", {"action": STEP})
+                await env.call_function("gymnasium_play", {"moves": [step]})
+
+    wait(play())
+
+
+def test_several_environments_in_one_instance(bench: Bench) -> None:
+    """Each has an episode of its own, and a move that cannot be made keeps no other from being made."""
+    own = [Walk(), Walk()]
+
+    async def play() -> None:
+        async with bench.env("walk") as env:
+
+            async def moved(*moves: list[object]) -> list[dict[str, Any]]:
+                found: list[dict[str, Any]] = await env.call_function("gymnasium_play", {"moves": list(moves)})
+                return found
+
+            begun = await moved([0, "reset", {"seed": 1}], [5, "reset", {"seed": 2, "options": {"place": 1.0}}])
+            first = [own[0].reset(seed=1)[0], own[1].reset(seed=2, options={"place": 1.0})[0]]
+            assert [one["observation"]["place"] for one in begun] == [one["place"].tolist() for one in first]
+            action = {"way": 1, "push": numpy.array([0.25, -0.25])}
+            for _ in range(3):
+                found = await moved([0, "step", STEP], [9, "step", STEP], [5, "step", 7], [5, "step", STEP])
+                assert [found[at]["reward"] for at in (0, 3)] == [one.step(action)[1] for one in own]
+                assert [found[at]["error"]["code"] for at in (1, 2)] == ["conflict", "invalid"]
+                assert "call reset" in found[1]["error"]["message"]
+            assert (await env.call_reward())["steps"] == 3
+            for odd in ([-1, "reset", {}], [1024, "reset", {}], [0, "close", {}], [0, "reset"]):
+                with pytest.raises(Invalid):
+                    await moved(odd)
 
     wait(play())
 

@@ -16,6 +16,7 @@ from aenv.client.environment import Environment
 from aenv.client.sync import wait
 from aenv.errors import Invalid
 from aenv.integrations.gymnasium.faces import Face, Seen
+from aenv.integrations.gymnasium.instances import Instance
 from aenv.integrations.gymnasium.players import RETRIES, Player
 from aenv.rl.playing import template
 
@@ -31,7 +32,7 @@ class AenvEnv(gymnasium.Env[Any, Any]):
         what ``publish`` has published, else ``Tools(...)``. ``retries`` is how often an episode goes on elsewhere."""
         self.metadata = {"render_modes": []}
         self.render_mode = None
-        self._player = Player(Environment.like(template(env)), face, retries=retries)
+        self._player = Player(Instance.like(template(env)), face, retries=retries)
         try:
             met = wait(self._player.open())
         except BaseException:
@@ -72,18 +73,25 @@ class AenvVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         *,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         retries: int = RETRIES,
+        per_instance: int = 1,
     ) -> None:
-        """``faces``: how each instance is looked at; the rest is as in ``AenvEnv``."""
+        """``faces``: how each instance is looked at. ``per_instance``: how many environments that were published share
+        an instance, and are lost with it; the rest is as in ``AenvEnv``."""
         if num_envs < 1 or (faces is not None and not len(faces) == len({id(face) for face in faces}) == num_envs):
             raise Invalid(f"{num_envs} environments want as many faces, each its own")
+        if per_instance < 1 or (faces is not None and per_instance > 1):
+            raise Invalid("an instance has one environment or more, and only one where faces are given")
         self.num_envs = num_envs
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {"render_modes": [], "autoreset_mode": self.autoreset_mode}
         like = template(env)
-        self._players = [
-            Player(Environment.like(like), faces[place] if faces else None, retries=retries)
-            for place in range(num_envs)
-        ]
+        self._players: list[Player] = []
+        for place in range(num_envs):
+            seat = place % per_instance
+            if seat == 0:
+                instance = Instance.like(like)
+                instance.seats = min(per_instance, num_envs - place)
+            self._players.append(Player(instance, faces[place] if faces else None, seat, retries=retries))
         try:
             met = self._all(player.open() for player in self._players)
         except BaseException:
@@ -98,8 +106,8 @@ class AenvVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     @property
     def instances(self) -> list[Environment]:
-        """The instances at the moment."""
-        return [player.instance for player in self._players]
+        """The instances at the moment, in the order of what is played in them."""
+        return list(dict.fromkeys(player.instance for player in self._players))
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None

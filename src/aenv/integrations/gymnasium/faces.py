@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from aenv.client.environment import Environment
 from aenv.errors import AuthorError, Invalid, Unsupported, did_you_mean
 from aenv.integrations.gymnasium import spaces
+from aenv.integrations.gymnasium.instances import Instance
 from aenv.integrations.gymnasium.spaces import Space, ToolCalls, Words, made, read, written
 from aenv.models import ToolResult
 from aenv.rl.tasks import Task
@@ -25,6 +25,8 @@ class Seen(NamedTuple):
     terminated: bool = False
     truncated: bool = False
     info: Mapping[str, Any] = {}
+    told: Any = None
+    """The observation as JSON carried it, if it did."""
 
 
 class Face(Protocol):
@@ -33,21 +35,21 @@ class Face(Protocol):
     observation_space: Space
     action_space: Space
 
-    async def meet(self, env: Environment) -> None:
+    async def meet(self, env: Instance) -> None:
         """Learn the spaces of an instance that is ready."""
 
-    async def reset(self, env: Environment, seed: int, options: Mapping[str, Any]) -> Seen:
+    async def reset(self, env: Instance, seed: int, options: Mapping[str, Any]) -> Seen:
         """Begin an episode. ``Unsupported`` where only a new instance is one."""
 
     def action(self, given: Any) -> Any:
         """What is done, as it is kept and sent. ``Invalid`` where it is no action."""
 
-    async def step(self, env: Environment, action: Any) -> Seen:
+    async def step(self, env: Instance, action: Any) -> Seen:
         """Do it."""
 
 
 @contextmanager
-def _understood(env: Environment) -> Iterator[None]:
+def _understood(env: Instance) -> Iterator[None]:
     """What an environment tells is read in the block: it is the author's, and may be anything."""
     try:
         yield
@@ -61,28 +63,34 @@ class Published:
     observation_space: Space
     action_space: Space
 
-    async def meet(self, env: Environment) -> None:
+    def __init__(self, seat: int = 0) -> None:
+        """``seat``: which of the environments in the instance it is."""
+        self._seat = seat
+
+    async def meet(self, env: Instance) -> None:
         """Ask for the spaces."""
         found = await env.call_function("gymnasium_spaces")
         with _understood(env):
             self.observation_space, self.action_space = made(found["observation"]), made(found["action"])
 
-    async def reset(self, env: Environment, seed: int, options: Mapping[str, Any]) -> Seen:
+    async def reset(self, env: Instance, seed: int, options: Mapping[str, Any]) -> Seen:
         """Begin an episode."""
-        found = await env.call_function("gymnasium_reset", {"seed": seed, "options": dict(options) or None})
+        found = await env.play(self._seat, "reset", {"seed": seed, "options": dict(options) or None})
         with _understood(env):
-            return Seen(read(self.observation_space, found["observation"]), info=dict(found["info"]))
+            told = found["observation"]
+            return Seen(read(self.observation_space, told), info=dict(found["info"]), told=told)
 
     def action(self, given: Any) -> Any:
-        """A member of the action space, as Gymnasium wants it."""
-        return copy.deepcopy(spaces.action(self.action_space, given))
+        """A member of the action space, as JSON carries it."""
+        return written(self.action_space, spaces.action(self.action_space, given))
 
-    async def step(self, env: Environment, action: Any) -> Seen:
+    async def step(self, env: Instance, action: Any) -> Seen:
         """Take an action."""
-        found = await env.call_function("gymnasium_step", {"action": written(self.action_space, action)})
+        found = await env.play(self._seat, "step", action)
         with _understood(env):
-            observation, info = read(self.observation_space, found["observation"]), dict(found["info"])
-            return Seen(observation, float(found["reward"]), bool(found["terminated"]), bool(found["truncated"]), info)
+            told = found["observation"]
+            over = bool(found["terminated"]), bool(found["truncated"])
+            return Seen(read(self.observation_space, told), float(found["reward"]), *over, dict(found["info"]), told)
 
 
 class Tools:
@@ -116,7 +124,7 @@ class Tools:
         self._steps = 0
         self._score = 0.0
 
-    async def meet(self, env: Environment) -> None:
+    async def meet(self, env: Instance) -> None:
         """Ask which tools there are."""
         found = [tool["name"].partition("/")[2] for tool in await env.list_tools()]
         self._names = tuple(name for name in found if not self.task.tools or name in self.task.tools)
@@ -124,12 +132,12 @@ class Tools:
             raise Invalid(f"{env.env_name} has no tool {self.final!r}", hint=did_you_mean(self.final, self._names))
         self.action_space = Words() if self._text else ToolCalls(self._names)
 
-    async def reset(self, env: Environment, seed: int, options: Mapping[str, Any]) -> Seen:
+    async def reset(self, env: Instance, seed: int, options: Mapping[str, Any]) -> Seen:
         """Begin an episode; ``options`` are arguments of the author's reset."""
         seen = await env.reset(seed, {**self.task.reset, **options})
         return await self.begin(env, seen)
 
-    async def begin(self, env: Environment, seen: Any = None) -> Seen:
+    async def begin(self, env: Instance, seen: Any = None) -> Seen:
         """The same in an instance in which nothing has been done."""
         for path, content in self.task.files.items():
             await env.upload(path, content)
@@ -143,7 +151,7 @@ class Tools:
         """Whatever it is: what is no call is told, as a model is told of it."""
         return copy.deepcopy(given)
 
-    async def step(self, env: Environment, action: Any) -> Seen:
+    async def step(self, env: Instance, action: Any) -> Seen:
         """Call a tool. A call that cannot be made is told, as a model is told of it."""
         self._steps += 1
         is_final = False
@@ -177,7 +185,7 @@ class Tools:
             raise Invalid(f"there is no tool {str(name)[:100]!r}; {did_you_mean(str(name), self._names)}")
         return str(name), dict(action.get("arguments", {}))
 
-    async def _taken(self, env: Environment) -> float:
+    async def _taken(self, env: Instance) -> float:
         found = await env.call_reward(self.task.reward or None)
         score = found.get("score") if isinstance(found, Mapping) else found
         if not isinstance(score, (int, float)):
@@ -193,11 +201,11 @@ def _said(seen: Any) -> str:
     return "" if seen is None else seen if isinstance(seen, str) else msgspec.json.encode(seen).decode()
 
 
-async def face_of(env: Environment) -> Face:
+async def face_of(env: Instance, seat: int) -> Face:
     """How an environment is looked at when nothing else is said."""
     known = await env.list_functions()
     if any(function["name"] == "gymnasium_spaces" for function in known["functions"]):
-        return Published()
+        return Published(seat)
     raise Unsupported(
         f"{env.env_name} was none of Gymnasium's before",
         hint="say how it is played: face=Tools(task, final=..., max_steps=...)",

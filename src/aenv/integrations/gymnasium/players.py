@@ -5,45 +5,40 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
-import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from aenv.client.environment import Environment
 from aenv.errors import AEnvError, AuthorError, Forbidden, Invalid, NotFound, Unauthorized, Unsupported
 from aenv.integrations.gymnasium import spaces
 from aenv.integrations.gymnasium.faces import Face, Seen, Tools, face_of
+from aenv.integrations.gymnasium.instances import Instance
 
 log = logging.getLogger("aenv.integrations")
-log.addHandler(logging.NullHandler())
 RETRIES = 3
 """How often an episode is begun again, or brought back, in another instance."""
 _DEFINITE = (Invalid, Unsupported, Unauthorized, Forbidden, NotFound)
 """What another instance would answer, too."""
-_STALE = 0.25
-"""Of its time to live, how much an instance has lived when it gets more of it."""
 
 
 class Player:
-    """Plays in one instance at a time.
+    """Plays in one instance at a time, alone or beside others.
 
     Trainers that have no mask would learn from a failure as if it were a reward. So an episode that fails to begin is
     begun again, in another instance; and one that loses its instance is played again there up to where it was, if all
     that is seen on the way is the same. Otherwise the failure is raised.
     """
 
-    def __init__(self, env: Environment, face: Face | None = None, *, retries: int = RETRIES) -> None:
+    def __init__(self, env: Instance, face: Face | None = None, seat: int = 0, *, retries: int = RETRIES) -> None:
+        """``seat``: which of the environments in the instance it plays in."""
         self._env = env
         self.face = face
+        self._seat = seat
         self._retries = retries
         self._is_used = False
         """Whether the instance has been played in."""
         self._has_reset = True
-        self._since = 0.0
-        """When the instance was made, or its time to live prolonged."""
         self._begun: tuple[int, Mapping[str, Any]] | None = None
         """What the episode under way was begun with."""
         self._done: list[Any] = []
@@ -52,21 +47,22 @@ class Player:
         """Digests of what came of it, and of its beginning."""
 
     @property
-    def instance(self) -> Environment:
+    def instance(self) -> Instance:
         """The instance that it is in."""
-        return self._env
+        return self._env.latest
 
     async def open(self) -> Face:
         """Have an instance, and know its spaces."""
         for left in range(self._retries, -1, -1):
             try:
-                await self._prolonged()
+                await self._follow()
+                await self._env.prolonged()
                 if self.face is None:
-                    self.face = await face_of(self._env)
+                    self.face = await face_of(self._env, self._seat)
                 await self.face.meet(self._env)
                 return self.face
             except AEnvError as exc:
-                await self._another(exc, left)
+                self._leave(exc, left)
         raise AssertionError("the last try raises")
 
     async def reset(self, seed: int, options: Mapping[str, Any]) -> Seen:
@@ -74,9 +70,10 @@ class Player:
         self._begun, given = None, copy.deepcopy(dict(options))
         for left in range(self._retries, -1, -1):
             try:
+                await self._follow()
                 seen = await self._begin(seed, given)
             except AEnvError as exc:
-                await self._another(exc, left)
+                self._leave(exc, left)
             else:
                 self._begun, self._done, self._seen = (seed, given), [], [self._digest(seen)]
                 return seen
@@ -103,20 +100,20 @@ class Player:
         failed: AEnvError | None = None
         for left in range(self._retries, -1, -1):
             try:
+                failed = await self._follow() or failed
                 if failed is not None:
                     await self._again(failed)
                 return await self._face.step(self._env, action)
             except (AuthorError, _Other):
                 raise
             except AEnvError as exc:
-                failed = failed or exc
-                await self._another(exc, left)
+                self._leave(exc, left)
         raise AssertionError("the last try raises")
 
     async def close(self) -> None:
         """Give the instance back."""
         self._begun = None
-        await self._env.release()
+        await self.instance.release()
 
     @property
     def _face(self) -> Face:
@@ -125,7 +122,7 @@ class Player:
 
     async def _begin(self, seed: int, options: Mapping[str, Any]) -> Seen:
         face = self._face
-        await self._prolonged()
+        await self._env.prolonged()
         if self._has_reset:
             try:
                 seen = await face.reset(self._env, seed, options)
@@ -138,23 +135,10 @@ class Player:
                 return seen
         assert isinstance(face, Tools)
         if self._is_used:
-            await self._replaced()
-            await self._prolonged()
+            self._env = await self._env.successor()
+            await self._env.prolonged()
         self._is_used = True
         return await face.begin(self._env)
-
-    async def _prolonged(self) -> None:
-        """Let every episode have nearly all of the time that an instance lives."""
-        sandbox, now = self._env.sandbox, time.monotonic()
-        if sandbox is None:
-            await self._env.initialize()
-            self._since = now
-        elif sandbox.expires_at is not None:
-            life = sandbox.expires_at - sandbox.created_at
-            if now - self._since > _STALE * life:
-                with suppress(Unsupported):
-                    await self._env.extend(life)
-                self._since = now
 
     async def _again(self, failed: AEnvError) -> None:
         """Be where the episode was, in a new instance."""
@@ -169,23 +153,27 @@ class Player:
             if place < len(self._done):
                 seen.append(await self._face.step(self._env, self._done[place]))
 
-    async def _another(self, failed: AEnvError, left: int) -> None:
-        """Have another instance after a failure, unless no try is left, or the answer would be the same."""
+    def _leave(self, failed: AEnvError, left: int) -> None:
+        """Give the instance up after a failure, unless no try is left, or the answer would be the same in another."""
         if not left or isinstance(failed, _DEFINITE):
             raise failed
-        log.warning("[ENV:%s] goes on in another instance: %s", self._env.instance_id, failed)
-        await self._replaced()
+        if self._env.seats > 1 and isinstance(failed, AuthorError):
+            return  # the others that play there have none
+        if self._env.failure is None:
+            log.warning("[ENV:%s] goes on in another instance: %s", self._env.instance_id, failed)
+            self._env.failure = failed
 
-    async def _replaced(self) -> None:
-        before, self._env = self._env, Environment.like(self._env)
-        self._is_used = False
-        try:
-            await before.release()
-        except AEnvError as exc:  # what is left of it ends with its lease
-            log.warning("[ENV:%s] could not be released: %s", before.instance_id, exc)
+    async def _follow(self) -> AEnvError | None:
+        """Be in an instance that is not given up; why the one before was, if it was."""
+        failed = None
+        while (why := self._env.failure) is not None:
+            failed, self._env, self._is_used = why, await self._env.successor(), False
+        return failed
 
     def _digest(self, seen: Seen) -> bytes:
-        told = spaces.written(self._face.observation_space, seen.observation)
+        told = seen.told
+        if told is None:
+            told = spaces.written(self._face.observation_space, seen.observation)
         whole = msgspec.json.encode([told, seen.reward, seen.terminated, seen.truncated], order="deterministic")
         return hashlib.blake2b(whole, digest_size=16).digest()
 

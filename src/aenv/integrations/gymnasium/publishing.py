@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
+import logging
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 
-from aenv.errors import Conflict
+from aenv.errors import AEnvError, AuthorError, Conflict, Invalid
 from aenv.integrations.gymnasium import spaces
 from aenv.models import NOT_JSON, to_json
 from aenv.runtime.context import Context
+from aenv.runtime.functions import Raised
 from aenv.runtime.registry import (
     register_function,
     register_reset,
@@ -23,23 +27,26 @@ from aenv.runtime.registry import (
 )
 
 Make = Callable[..., "gymnasium.Env[Any, Any]"]
+log = logging.getLogger("aenv.integrations")
+MOST_SEATS = 1024
+"""Environments in one instance."""
 
 
 def publish(make: Make) -> None:
     """Register tools ``reset`` and ``step``, the reward ``episode_return`` and what trainers ask of an environment.
 
     ``make`` gives the Gymnasium environment, before an instance is ready. Where it takes an argument, that is the
-    instance's ``Context``.
+    instance's ``Context``. It is called once more for each further environment that a trainer wants in one instance.
     """
-    game = Game(make)
-    register_setup(game.start)
-    register_teardown(game.stop)
-    register_reset(game.restart)
-    register_tool(name="reset", input_schema=_RESET)(game.reset)
-    register_tool(name="step", input_schema=_STEP)(game.step)
-    register_reward(name="episode_return")(game.episode_return)
-    for name, function in (("reset", game.reset), ("step", game.step), ("spaces", game.spaces)):
-        register_function(name=f"gymnasium_{name}")(function)
+    seats = Seats(make)
+    register_setup(seats.start)
+    register_teardown(seats.stop)
+    register_reset(seats.restart)
+    register_tool(name="reset", input_schema=_RESET)(seats.reset)
+    register_tool(name="step", input_schema=_STEP)(seats.step)
+    register_reward(name="episode_return")(seats.episode_return)
+    register_function(name="gymnasium_spaces")(seats.spaces)
+    register_function(name="gymnasium_play")(seats.play)
 
 
 _GIVEN = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -57,56 +64,104 @@ _STEP = {
 }
 
 
-class Game:
-    """The environment of an instance, and how far its episode has come.
+class Seats:
+    """The environments of an instance, each with an episode of its own. The first is that of the tools and the reward.
 
     All of it happens on the thread of the event loop: what draws or simulates often wants one thread.
     """
 
     def __init__(self, make: Make) -> None:
         self._make = make
-        self._made: gymnasium.Env[Any, Any] | None = None
+        self._games: dict[int, Game] = {}
+        self._turn = asyncio.Lock()
+
+    async def start(self, ctx: Context) -> None:
+        """Make the first environment."""
+        wanted = inspect.signature(self._make).parameters.values()
+        if any(one.default is one.empty and one.kind in _GIVEN for one in wanted):
+            self._make = functools.partial(self._make, ctx)
+        self._game(0)
+
+    async def stop(self) -> None:
+        """Close all."""
+        games, self._games = self._games, {}
+        for game in games.values():
+            game.close()
+
+    async def spaces(self) -> dict[str, Any]:
+        """The spaces of observations and actions."""
+        return self._game(0).spaces()
+
+    async def restart(self, seed: int | None = None) -> dict[str, Any]:
+        """Begin a new episode, as ``Environment.reset`` wants it."""
+        return self._game(0).reset(seed)
+
+    async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Begin a new episode; the first observation."""
+        return self._game(0).reset(seed, options)
+
+    async def step(self, action: Any) -> dict[str, Any]:
+        """Take one action: its reward, the observation after it, and whether the episode is over."""
+        return self._game(0).step(action)
+
+    async def episode_return(self) -> dict[str, Any]:
+        """The sum of the rewards of the episode so far."""
+        return self._game(0).episode_return()
+
+    async def play(self, moves: list[tuple[int, Literal["reset", "step"], Any]]) -> list[dict[str, Any]]:
+        """What comes of each move: ``[seat, "reset", {"seed": ..., "options": ...}]`` or ``[seat, "step", action]``.
+
+        Of several, one that fails is answered with its ``error``, and the others are made.
+        """
+        async with self._turn:  # those of a caller who has gone are made before those of the next
+            if len(moves) == 1:
+                return [self._moved(*moves[0])]
+            found = []
+            for move in moves:
+                try:
+                    found.append(self._moved(*move))
+                except Exception as exc:
+                    found.append({"error": _failure(exc).to_wire()})
+                await asyncio.sleep(0)  # whether the instance is well can be asked meanwhile
+            return found
+
+    def _moved(self, seat: int, kind: Literal["reset", "step"], given: Any) -> dict[str, Any]:
+        game = self._game(seat)
+        return game.reset(**given) if kind == "reset" else game.step(given)
+
+    def _game(self, seat: int) -> Game:
+        game = self._games.get(seat)
+        if game is None:
+            if not 0 <= seat < MOST_SEATS:
+                raise Invalid(f"there is no environment {seat} in an instance", hint=f"they are 0 to {MOST_SEATS - 1}")
+            game = self._games[seat] = Game(self._make())
+        return game
+
+
+class Game:
+    """One environment, and how far its episode has come."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        self._env = env
         self._total = 0.0
         self._steps = 0
         self._is_over = True
 
-    async def start(self, ctx: Context) -> None:
-        """Make the environment."""
-        wanted = inspect.signature(self._make).parameters.values()
-        takes_context = any(one.default is one.empty and one.kind in _GIVEN for one in wanted)
-        self._made = self._make(ctx) if takes_context else self._make()
+    def close(self) -> None:
+        self._env.close()
 
-    async def stop(self) -> None:
-        """Close it."""
-        made, self._made = self._made, None
-        if made is not None:
-            made.close()
-
-    @property
-    def _env(self) -> gymnasium.Env[Any, Any]:
-        if self._made is None:
-            raise Conflict("the environment is not made yet")
-        return self._made
-
-    async def spaces(self) -> dict[str, Any]:
-        """The spaces of observations and actions."""
+    def spaces(self) -> dict[str, Any]:
         return {
             "observation": spaces.told(self._env.observation_space),
             "action": spaces.told(self._env.action_space),
         }
 
-    async def restart(self, seed: int | None = None) -> dict[str, Any]:
-        """Begin a new episode, as ``Environment.reset`` wants it."""
-        return await self.reset(seed)
-
-    async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Begin a new episode; the first observation."""
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> dict[str, Any]:
         observation, info = self._env.reset(seed=seed, options=options)
         self._total, self._steps, self._is_over = 0.0, 0, False
         return {"observation": self._observed(observation), "info": _plain(info)}
 
-    async def step(self, action: Any) -> dict[str, Any]:
-        """Take one action: its reward, the observation after it, and whether the episode is over."""
+    def step(self, action: Any) -> dict[str, Any]:
         if self._is_over:
             raise Conflict("there is no episode under way: call reset")
         given = spaces.taken(self._env.action_space, action)
@@ -122,12 +177,20 @@ class Game:
             "info": _plain(info),
         }
 
-    async def episode_return(self) -> dict[str, Any]:
-        """The sum of the rewards of the episode so far."""
+    def episode_return(self) -> dict[str, Any]:
         return {"score": self._total, "steps": self._steps, "over": self._is_over}
 
     def _observed(self, observation: Any) -> Any:
         return spaces.written(self._env.observation_space, observation)
+
+
+def _failure(exc: Exception) -> AEnvError:
+    """What is told of a move that failed."""
+    if isinstance(exc, (Invalid, Conflict)):
+        return exc
+    raised = Raised(exc)
+    log.warning("a move failed\n%s", raised.details())
+    return AuthorError(f"the environment raised {raised.summary}")
 
 
 def _plain(info: dict[str, Any]) -> dict[str, Any]:
