@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from aenv.cleanup import finish
 from aenv.client.environment import Environment
-from aenv.errors import Conflict, EpisodeError, from_wire
+from aenv.errors import Abandoned, Conflict, EpisodeError, from_wire
 from aenv.models import ToolResult
 from aenv.rl.playing import Draw, Plan, template
 from aenv.rl.recording import Episode, Over
@@ -29,7 +29,8 @@ class Driven:
     """One episode, driven from outside: ``begin``, calls of tools, ``end``.
 
     Every failure of the platform is raised as an ``AEnvError``, from ``begin`` and from calls, and once more from
-    whatever is called after it. ``end`` raises none: it gives the trajectory, scored or failed.
+    whatever is called after it. ``end`` raises none: it gives the trajectory, scored or failed. After ``abandon`` there
+    is none, and everything raises ``Abandoned``.
     """
 
     def __init__(
@@ -46,13 +47,17 @@ class Driven:
         self.task = Task.of(task)
         self.trajectory: Trajectory | None = None
         """What there is of it, once it is over."""
-        self._plan = _Once(template(env), self._hold, rules or RULES)
+        self._plan = _Once(template(env), self._hold, rules or RULES, alone=False)
         self._draw = Draw(self.task, seed, group, sample)
         self._playing: asyncio.Task[Trajectory] | None = None
         self._episode: Episode | None = None
         self._begun = asyncio.Event()
         self._done = asyncio.Event()
+        """Nothing may be called any more."""
+        self._stopped = False
+        """Whether it was for want of turns."""
         self._answer: Any = None
+        self._asking: set[asyncio.Task[Any]] = set()
 
     @property
     def episode(self) -> Episode:
@@ -80,7 +85,11 @@ class Driven:
 
     async def list_openai_tools(self) -> list[dict[str, Any]]:
         """What a model is offered."""
-        return await self._asked(self.episode.list_openai_tools)
+
+        async def ask() -> list[dict[str, Any]]:
+            return await self.episode.list_openai_tools()
+
+        return await self._asked(ask)
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any] | None = None, *, id: str = "") -> ToolResult:
         """Call a tool; ``id`` is what the model called the call."""
@@ -94,15 +103,19 @@ class Driven:
             self._answer = answer
             self._done.set()
         try:
-            self.trajectory = await asyncio.shield(self._playing)
+            await asyncio.wait((self._playing,))
         except asyncio.CancelledError:
             await self.abandon()
             raise
+        if self._playing.cancelled():
+            raise Abandoned("the episode was given up, and has no score")
+        self.trajectory = self._playing.result()
         return self.trajectory
 
     async def abandon(self) -> None:
         """Give the instance back without a score. Nothing happens where the episode is over."""
         if self._playing is not None and not self._playing.done():
+            self._done.set()
             self._playing.cancel()
             await finish(_ended(self._playing))
 
@@ -110,22 +123,46 @@ class Driven:
         """The agent: it lets the others play."""
         self._episode = env
         self._begun.set()
-        await self._done.wait()
+        try:
+            await self._done.wait()
+        finally:
+            self._done.set()  # also when its time is over
+            for asked in self._asking:
+                asked.cancel()
+            if self._asking:
+                await finish(_ended(*self._asking))
+        if self._stopped:
+            raise Over
         return self._answer
 
     async def _asked(self, ask: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """What comes of it, unless nothing may be asked any more."""
-        if self._playing is None or not self._playing.done():
+        if not self._done.is_set():
+            asked = asyncio.create_task(self._guarded(ask))
+            self._asking.add(asked)
+            asked.add_done_callback(self._asking.discard)
             try:
-                return await ask()
-            except Over:
-                if (broken := self.episode.broken) is not None:
-                    raise broken.error from None
-                if self.episode.turns_left == 0:
-                    hint = "end it, for what it is worth"
-                    raise EpisodeError("the turns of the episode are used up", hint=hint) from None
+                await asyncio.wait((asked,))
+            except asyncio.CancelledError:
+                asked.cancel()
+                await finish(_ended(asked))
+                raise
+            if not asked.cancelled():
+                return asked.result()
         self._check(await self.end())
         raise EpisodeError("the episode is over")
+
+    async def _guarded(self, ask: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        try:
+            return await ask()
+        except Over:
+            if (broken := self.episode.broken) is not None:
+                raise broken.error from None
+            if self.episode.turns_left == 0:
+                self._stopped = True
+                hint = "end it, for what it is worth"
+                raise EpisodeError("the turns of the episode are used up", hint=hint) from None
+            raise asyncio.CancelledError from None  # its time is over
 
     @staticmethod
     def _check(over: Trajectory) -> None:
@@ -141,5 +178,5 @@ class _Once(Plan):
         return failed is not None and failed.phase in ("create", "reset") and await super().again(trajectory, retried)
 
 
-async def _ended(playing: asyncio.Task[Trajectory]) -> None:
-    await asyncio.wait((playing,))
+async def _ended(*tasks: asyncio.Task[Any]) -> None:
+    await asyncio.wait(tasks)

@@ -6,6 +6,7 @@ that came, and the ids of what is new.
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -61,7 +62,7 @@ def hermes(text: str) -> tuple[str, list[ToolCall]]:
 
 
 def _calls(text: str) -> Iterator[ToolCall]:
-    for number, written in enumerate(_CALL.findall(text)):
+    for written in _CALL.findall(text):
         name, arguments = "", written
         try:
             found = msgspec.json.decode(written)
@@ -69,7 +70,7 @@ def _calls(text: str) -> Iterator[ToolCall]:
             found = None
         if isinstance(found, dict):
             name, arguments = str(found.get("name", "")), msgspec.json.encode(found.get("arguments", {})).decode()
-        yield ToolCall(id=f"call_{number}", function=Function(name=name, arguments=arguments))
+        yield ToolCall(function=Function(name=name, arguments=arguments))
 
 
 class TokenAgent:
@@ -107,55 +108,58 @@ class TokenAgent:
             env.hear({"role": "system", "content": system})
         env.hear({"role": "user", "content": opening(task, env.observation)})
         ids = self._encoded(self._text(env.messages, tools))
+        numbers = itertools.count()
         while True:
             env.go_on()
             begun = time.monotonic()
-            generated = await self._heard(env, ids)
-            words, calls = self._parse(self._tokenizer.decode(generated.ids, skip_special_tokens=True))
-            is_cut = generated.finish_reason == "length"
+            tokens, finish_reason = await self._heard(env, ids)
+            written = tokens.completion or []
+            words, calls = self._parse(self._tokenizer.decode(written, skip_special_tokens=True))
+            for call in calls:
+                call.id = call.id or f"call_{next(numbers)}"  # none twice in an episode
+            is_cut = finish_reason == "length"
             message: dict[str, Any] = {"role": "assistant", "content": words}
             if calls and not is_cut:
                 message["tool_calls"] = msgspec.to_builtins(calls)
             await env.say(
                 message,
                 model=self.name,
-                finish_reason=generated.finish_reason,
+                finish_reason=finish_reason,
                 seconds=time.monotonic() - begun,
-                tokens=Tokens(
-                    prompt=ids,
-                    completion=list(generated.ids),
-                    logprobs=None if generated.logprobs is None else list(generated.logprobs),
-                ),
+                tokens=tokens,
             )
             if not calls or is_cut:
                 return words
             results = [{"role": "tool", "tool_call_id": call.id, "content": await called(env, call)} for call in calls]
             env.hear(*results)
-            ids = [*ids, *generated.ids, *self._between(generated.ids, results, tools)]
+            ids = [*ids, *written, *self._between(written, results, tools)]
             if self.max_tokens is not None and len(ids) >= self.max_tokens:
                 return words
 
-    async def _heard(self, env: Episode, ids: list[int]) -> Generated:
-        """What the model wrote. Without it there is no episode, whatever a program around this agent catches."""
+    async def _heard(self, env: Episode, ids: list[int]) -> tuple[Tokens, str]:
+        """What the model wrote, and why it stopped. Without it there is no episode, whatever a program around it
+        catches."""
         try:
             with env.doing("model"):
                 found = await self._generate(list(ids))
-                if found.logprobs is not None and len(found.logprobs) != len(found.ids):
-                    raise Invalid(f"{len(found.ids)} ids came with {len(found.logprobs)} log-probabilities")
-                return found
+                written = [int(id) for id in found.ids]
+                logprobs = None if found.logprobs is None else [float(logprob) for logprob in found.logprobs]
+                if logprobs is not None and len(logprobs) != len(written):
+                    raise Invalid(f"{len(written)} ids came with {len(logprobs)} log-probabilities")
+                return Tokens(prompt=ids, completion=written, logprobs=logprobs), found.finish_reason
         except Exception as exc:  # whatever a trainer's own code raises
             error = ModelError(exc.message if isinstance(exc, AEnvError) else f"{type(exc).__name__}: {exc}"[:1000])
             env.fail(error, "model")
             raise error from exc
 
-    def _between(self, written: Sequence[int], results: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
+    def _between(self, written: list[int], results: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
         """What stands between the model's words and its next: the end of its message, and the results."""
         told = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _MARK}, *results]
         _, mark, after = self._text(told, tools).partition(_MARK)
         if not mark:
             raise Invalid("the chat template does not show what an assistant said", hint="give another tokenizer")
         end = str(self._tokenizer.eos_token or "")
-        if end and after.startswith(end) and list(written[-1:]) == self._encoded(end):
+        if end and after.startswith(end) and written[-1:] == self._encoded(end):
             after = after[len(end) :]  # the model wrote it
         return self._encoded(after)
 
