@@ -34,7 +34,7 @@ install: $(VENV)/dev.stamp  ## the package and the tools for development, in .ve
 
 components: $(VENV)/dev.stamp  ## what more tests need: Node tools, an S3 server, packages of others, benchmarks, a root file system, Kubernetes
 	@scripts/node-tools
-	@$(BIN)/python -m tests.peers
+	@$(BIN)/python -m tests.peers $(if $(CHANGED),--changed)
 	@$(BIN)/python -m tests.envs
 	@$(BIN)/python -m tests.daemons
 	@$(BIN)/python -m tests.cluster

@@ -1,16 +1,56 @@
-"""``python -m tests.peers``: make the virtual environments that these tests need."""
+"""``python -m tests.peers [--changed]``: make the virtual environments that these tests need.
 
+Those of trainers take minutes together. With ``--changed`` one is made only where the last day of the history changed
+what its tests are about; the tests of the others are skipped.
+"""
+
+import argparse
 import asyncio
+import subprocess
 
 from benchmarks import venvs
 
 from aenv.engines.process.venvs import interpreter_for
 from tests.peers.support import MINI_SWE, requirements
 
-for name in ("mcp1", "mcp2", "sb3"):
-    venvs.python(requirements(name), with_package=True)
-for name in ("models", "seaweed", "wild"):
-    venvs.python(requirements(name))
-if venvs.another("3.12"):
-    venvs.python(requirements("harbor"), with_package=True, version="3.12")
-asyncio.run(interpreter_for(MINI_SWE, print))
+DAY = 24 * 3600
+TRAINERS = {
+    "sb3": ("stable_baselines3.py", "gymnasium", "examples/05-lights"),
+}
+"""What is of a trainer, beside what has its name: modules of ``aenv.integrations``, and examples."""
+
+
+def is_changed(name: str, parts: tuple[str, ...]) -> bool:
+    """Whether something of it is part of the last day before HEAD. So it is where there is no history to ask."""
+    named = (f"tests/integrations/test_{name}.py", f"tests/peers/requirements/{name}*", f"tests/peers/scripts/{name}*")
+    paths = [part if "/" in part else f"src/aenv/integrations/{part}" for part in parts]
+    try:
+        now = int(_git("log", "-1", "--format=%ct"))
+        return bool(_git("log", "-1", "--format=%h", f"--since={now - DAY}", "--", *named, *paths))
+    except (OSError, subprocess.CalledProcessError, ValueError):
+        return True
+
+
+def _git(*command: str) -> str:
+    return subprocess.run(
+        ("git", *command), cwd=venvs.ROOT, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ).stdout.strip()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tests.peers", description=__doc__)
+    parser.add_argument("--changed", action="store_true", help="leave out trainers that did not change in a day")
+    given = parser.parse_args()
+    for name in ("mcp1", "mcp2"):
+        venvs.python(requirements(name), with_package=True)
+    for name, parts in TRAINERS.items():
+        made = venvs.is_made(requirements(name), with_package=True)
+        if made or not given.changed or is_changed(name, parts):
+            venvs.python(requirements(name), with_package=True)
+        else:
+            print(f"{name}: nothing of it changed in the last day; its tests are skipped")
+    for name in ("models", "seaweed", "wild"):
+        venvs.python(requirements(name))
+    if venvs.another("3.12"):
+        venvs.python(requirements("harbor"), with_package=True, version="3.12")
+    asyncio.run(interpreter_for(MINI_SWE, print))
