@@ -6,7 +6,7 @@ It is kept by the instance's client, so it outlives the instance, and nothing in
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from aenv.errors import Conflict, Unsupported
 
@@ -40,6 +40,13 @@ class Entry:
         return OVERHEAD + len(self.body) + (0 if self.answer is None else len(self.answer.body))
 
 
+class Mark(NamedTuple):
+    """How far a journal had come at some moment, whether or not it kept what it was told."""
+
+    answered: int
+    uncertain: int
+
+
 class Journal:
     """All that was asked of one instance, within a bound. One that does not tell all is useless, and keeps nothing."""
 
@@ -55,8 +62,8 @@ class Journal:
         self.begun = 0
         """How many calls there were, also those that are not kept or had no answer."""
         self.under_way = 0
-        self.answered_calls = 0
-        """How many calls were answered, also those that are not kept."""
+        self._answered = self._uncertain = 0
+        """How many calls were answered, and of how many nobody knows what they did; also of those not kept."""
         self._size = 0
         self._quiet: asyncio.Event | None = None
 
@@ -64,7 +71,7 @@ class Journal:
         """The same, for another instance in the same place."""
         made = Journal(self.most)
         made.entries, made.gap, made._size = list(self.entries), self.gap, self._size
-        made.begun, made.answered_calls = self.begun, self.answered_calls
+        made.begun, made._answered, made._uncertain = self.begun, self._answered, self._uncertain
         return made
 
     def begin(self, entry: Entry) -> None:
@@ -77,7 +84,7 @@ class Journal:
     def answered(self, entry: Entry, answer: Response) -> None:
         self._ended()
         entry.answer = answer
-        self.answered_calls += 1
+        self._answered += 1
         self._size += entry.size
         if self._size > self.most:
             self.miss(f"it had more calls than are kept (AENV_JOURNAL is {self.most} bytes)")
@@ -86,6 +93,7 @@ class Journal:
         """There is no answer. ``harmless``: it had no effect, or one that is gone with the instance."""
         self._ended()
         if not harmless:
+            self._uncertain += 1
             self.miss(f"{entry.what} was cut short, and nobody knows what it did")
         elif not self.gap:
             self.entries.remove(entry)
@@ -117,6 +125,21 @@ class Journal:
         if self.gap:
             raise Unsupported(f"the journal does not tell all: {self.gap}")
         return tuple(entry for entry in self.entries if entry.answer is not None)
+
+    @property
+    def mark(self) -> Mark:
+        """How far it has come."""
+        return Mark(self._answered, self._uncertain)
+
+    def since(self, mark: Mark) -> tuple[Entry, ...]:
+        """All that was answered after that moment. ``Unsupported`` where that is not all there was."""
+        if self.unseen:
+            raise Unsupported(f"the journal does not tell all: {self.unseen}")
+        if self.mark == mark:
+            return ()
+        if self._uncertain != mark.uncertain:
+            raise Unsupported("a call was cut short after what was kept, and nobody knows what it did")
+        return self.answers()[mark.answered :]
 
     def whole(self) -> tuple[Entry, ...]:
         """All that happened to an instance that lives. ``Conflict`` where something is still under way."""

@@ -11,8 +11,9 @@ import pytest
 import pytest_asyncio
 
 from aenv import Environment
-from aenv.client.lineage import GROUP, PARENT
+from aenv.client.lineage import GROUP, PARENT, Siblings
 from aenv.errors import Conflict, Diverged, Invalid, NotFound, SandboxLost, Unsupported
+from aenv.http import Response
 from aenv.journal import OVERHEAD, Entry, Journal
 from tests.engines.process.lab import eventually
 from tests.rl.bench import Bench, benches, write_env
@@ -186,6 +187,22 @@ async def test_siblings_draw_other_numbers_unless_told_not_to_and_the_same_ones_
     others = await drawn(same=False)
     assert len(set(others)) == 3
     assert others == await drawn(same=False)
+
+
+@either
+async def test_forks_one_after_the_other_draw_other_numbers_and_the_same_ones_in_another_run(
+    bench: Bench, name: str, how: str
+) -> None:
+    async def drawn() -> list[str]:
+        async with bench.env(name, seed=5) as env:
+            found = [env, *(await env.fork(1)), *(await env.fork(1))]
+            found += await found[1].fork(1)
+            async with Siblings(found[1:]):
+                return [(await one.call_tool("draw")).text for one in found]
+
+    first = await drawn()
+    assert len(set(first)) == 4
+    assert first == await drawn()
 
 
 @either
@@ -440,3 +457,32 @@ async def test_what_is_lost_with_the_instance_is_forgotten_and_what_is_unknown_i
     await waiting
     with pytest.raises(Unsupported, match="tool cut was cut short"):
         journal.answers()
+
+
+async def test_what_came_after_a_mark_is_told_where_all_of_it_is_known() -> None:
+    journal = Journal(4 * OVERHEAD)
+    answer = Response(200, {}, b"{}")
+
+    def asked(name: str) -> Entry:
+        entry = Entry(f"tool {name}", "POST", "/mcp", b"", b"{}", None)
+        journal.begin(entry)
+        return entry
+
+    journal.answered(asked("first"), answer)
+    mark = journal.mark
+    assert journal.since(mark) == ()
+    journal.answered(second := asked("second"), answer)
+    assert journal.since(mark) == (second,)
+    journal.unanswered(asked("lost"), harmless=True)
+    assert journal.since(mark) == (second,)
+    journal.unanswered(asked("cut"), harmless=False)
+    with pytest.raises(Unsupported, match="cut short"):
+        journal.since(mark)
+    after = journal.mark
+    assert journal.since(after) == ()
+    journal.answered(asked("more"), answer)
+    with pytest.raises(Unsupported, match="does not tell all"):
+        journal.since(after)
+    journal.miss("an agent has a way of its own", unseen=True)
+    with pytest.raises(Unsupported, match="a way of its own"):
+        journal.since(journal.mark)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import random
@@ -16,6 +17,7 @@ from aenv import Environment
 from aenv.rl import Episode, Rules, Scored, Task, Trajectory, rollout, rollouts
 from aenv.rl.recording import FORWARDS
 from tests.rl.bench import Bench, benches, write_env
+from tests.rl.proofs import is_scored
 
 WALK = """
 import os
@@ -94,8 +96,12 @@ FORWARD = Rules(fast_forward=True)
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def bench() -> AsyncIterator[Bench]:
     async with benches() as found:
-        for name, says in (("walk", "deterministic"), ("careless", ""), ("saving", ""), ("forkable", "forkable")):
-            write_env(found.home, name, SAVING if name in ("saving", "forkable") else WALK)
+        kinds = {"walk": "deterministic", "careless": "", "saving": "", "slow": "", "both": "deterministic"}
+        for name, says in {**kinds, "forkable": "forkable"}.items():
+            code = WALK if name in ("walk", "careless") else SAVING
+            if name == "slow":
+                code = code.replace("def save() -> dict:", "def save() -> dict:\n    time.sleep(3)")
+            write_env(found.home, name, code)
             if name == "forkable":
                 source = found.home / "envs" / name / "1.0.0" / "src" / "custom_env.py"
                 source.write_text(source.read_text().replace("@register_save", "").replace("@register_load", ""))
@@ -240,6 +246,71 @@ async def test_what_cannot_be_gone_on_with_is_lost_and_says_why(bench: Bench, na
     assert found.failure is not None
     assert (found.failure.kind, found.failure.phase) == ("sandbox_lost", "tool")
     assert why in found.failure.reason
+    await bench.empty()
+
+
+async def test_a_call_that_was_cut_short_is_not_forgotten(bench: Bench) -> None:
+    """Nobody knows what it did, so there is no place to go on from."""
+
+    async def agent(env: Episode, task: Task) -> None:
+        await env.call_tool("step", {"by": 1})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await env.call_tool("rest", {"seconds": 60})
+        await _lost(bench, env)
+        await env.call_tool("step", {"by": 1})
+
+    found = await rollout(bench.env("saving"), agent, seed=1, rules=Rules(fast_forward=True, retries=0))
+    assert found.failure is not None
+    assert found.failure.kind == "sandbox_lost"
+    assert "a call was cut short" in found.failure.reason
+    await bench.empty()
+
+
+@pytest.mark.parametrize("name", ["saving", "forkable", "walk"])
+async def test_what_an_agent_went_back_from_is_left_there(bench: Bench, name: str) -> None:
+    async def agent(env: Episode, task: Task) -> list[Any]:
+        await env.call_tool("step", {"by": 1})
+        place = await env.checkpoint()
+        drawn = (await env.call_tool("step", {"by": 100})).text
+        await env.restore(place)
+        await _lost(bench, env)
+        return [drawn, (await env.call_tool("step", {"by": 0})).text]
+
+    found = await rollout(bench.env(name), agent, seed=1, rules=FORWARD)
+    assert found.ok, found.outcome
+    further, back = (json.loads(text)["x"] for text in found.answer)
+    assert further > 99
+    is_scored(found, float(back))
+    assert back < 10
+    assert found.provenance.forwarded == 1
+    await bench.empty()
+
+
+async def test_a_place_that_takes_long_to_keep_is_not_kept_and_that_is_all(bench: Bench) -> None:
+    async def agent(env: Episode, task: Task) -> None:
+        for _ in range(2):
+            await env.call_tool("step", {"by": 1})
+
+    found = await rollout(bench.env("slow", timeout=1.0), agent, seed=1, rules=FORWARD)
+    assert found.ok, found.outcome
+    await bench.empty()
+
+
+async def test_what_promises_more_is_kept_no_less(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal that does not tell all is no way to any place, but what the author's code says is."""
+    monkeypatch.setenv("AENV_JOURNAL", "1000")
+
+    async def agent(env: Episode, task: Task) -> None:
+        for _ in range(8):
+            await env.call_tool("step", {"by": 1})
+        assert env.journal.gap
+        await _lost(bench, env)
+        await env.call_tool("step", {"by": 1})
+
+    found = await rollout(bench.env("both"), agent, seed=1, rules=FORWARD)
+    assert found.ok, found.outcome
+    assert found.provenance.forwarded == 1
     await bench.empty()
 
 

@@ -99,6 +99,10 @@ class Environment(Handle):
         super()._blank()
         self.forked: Forked | None = None
         """How it was forked; None when it was not."""
+        self._forked = 0
+        """How often it was."""
+        self._descent: tuple[int, ...] = ()
+        """Which fork of which it is: no two siblings that follow from one environment have the same."""
         self._checkpoints: dict[str, Kept] = {}
         self._promises: tuple[Sandbox | None, dict[str, Any]] = (None, {})
 

@@ -16,9 +16,10 @@ from msgspec import Struct
 
 from aenv.cleanup import finish
 from aenv.client import answers, mcp
+from aenv.client.handle import Handle
 from aenv.comparing import shown, unlike, unlike_results
 from aenv.errors import AEnvError, Conflict, Diverged, NotFound, SandboxLost, StartFailed, TooLarge, Unsupported
-from aenv.journal import Entry, Journal
+from aenv.journal import Entry, Journal, Mark
 from aenv.models import Sandbox, ToolResult
 
 if TYPE_CHECKING:
@@ -90,8 +91,8 @@ class Kept(NamedTuple):
     fork: Environment | None
     saved: Saved | None
     place: Place | None
-    answered: int
-    """How many calls had been answered by then."""
+    mark: Mark
+    """How far the journal had come by then."""
 
 
 class Origin(NamedTuple):
@@ -186,27 +187,29 @@ async def _origin(env: Environment) -> Origin:
 
 async def _siblings(origin: Origin, n: int, way: Saved | Place | None, why: str, *, same_random: bool) -> Siblings:
     """Siblings that are brought to a place, or, without one, forks of the process."""
-    env, parent, group, calls = origin.env, origin.sandbox.id, secrets.token_hex(8), origin.journal.calls
+    env, parent, group, calls = origin.env, origin.sandbox.id, secrets.token_hex(8), origin.journal.begun
+    turn, env._forked = env._forked, env._forked + 1
     how = "live" if way is None else "saved" if isinstance(way, Saved) else "journal"
     siblings = Siblings()
     for number in range(n):
         sibling = _like(env, labels={**env.spec.labels, PARENT: parent, GROUP: group})
+        sibling._descent = (*env._descent, turn, number)
         sibling.forked = Forked(parent=parent, group=group, place=number, calls=calls, how=how, why=why)
         siblings.append(sibling)
 
-    async def bring(number: int, sibling: Environment) -> None:
+    async def bring(sibling: Environment) -> None:
         if way is None:
             await _branch(origin, sibling)
         else:
             sibling._openai_names, sibling._mirrored = dict(env._openai_names), dict(env._mirrored)
             await (_load(way, sibling) if isinstance(way, Saved) else repeat(way, sibling))
         if not same_random:
-            await sibling.reseed(_seed(env.spec.seed, calls, number))
+            await sibling.reseed(_seed(env.spec.seed, sibling._descent))
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            for number, sibling in enumerate(siblings):
-                tasks.create_task(bring(number, sibling))
+            for sibling in siblings:
+                tasks.create_task(bring(sibling))
         origin.check()
     except BaseException as exc:
         with suppress(AEnvError):  # what is left of them ends with their leases
@@ -256,10 +259,10 @@ async def keep(env: Environment, *, elsewhere: bool = False) -> Kept:
 
 async def _kept(origin: Origin, *, elsewhere: bool) -> Kept:
     why = await _why_not_live(origin)
-    answered, fork = origin.journal.answered_calls, None
+    mark, fork = origin.journal.mark, None
     if elsewhere and await origin.says("saves"):
         try:
-            return Kept(None, await save(origin), None, answered)
+            return Kept(None, await save(origin), None, mark)
         except (Unsupported, TooLarge) as exc:
             why = why or exc.message
     if not why:
@@ -273,11 +276,11 @@ async def _kept(origin: Origin, *, elsewhere: bool) -> Kept:
             if fork is None:
                 await finish(kept.release())
     if fork is None:
-        return Kept(None, *await _remembered(origin, why), answered)
+        return Kept(None, *await _remembered(origin, why), mark)
     try:
-        return Kept(fork, None, await known(origin), answered)
+        return Kept(fork, None, await known(origin), mark)
     except Unsupported:
-        return Kept(fork, None, None, answered)
+        return Kept(fork, None, None, mark)
     except BaseException:
         await finish(fork.release())
         raise
@@ -338,7 +341,7 @@ async def save(origin: Origin) -> Saved:
     origin.check()
     origin.journal.check_quiet()
     journal = origin.journal.copied()
-    response = await origin.env._fetch("/state")
+    response = await Handle._fetch(origin.env, "/state")  # what an agent asks is looked at, and this is not of it
     origin.check()
     if response.status != 200:
         raise answers.error(response)
@@ -436,8 +439,8 @@ def _told(entry: Entry, answer: Response) -> Any:
         return {"status": answer.status, "body": answer.body.decode("latin-1")}
 
 
-def _seed(seed: int | None, calls: int, place: int) -> int:
-    """For what a sibling draws: follows from the parent's seed, where that has one."""
+def _seed(seed: int | None, descent: tuple[int, ...]) -> int:
+    """For what a sibling draws: follows from the seed of all of them, where there is one."""
     if seed is None:
         return secrets.randbits(32)
-    return int.from_bytes(hashlib.sha256(repr((seed, calls, place)).encode()).digest()[:4])
+    return int.from_bytes(hashlib.sha256(repr((seed, descent)).encode()).digest()[:4])

@@ -199,10 +199,7 @@ class Episode(Environment):
     async def _go_on(self, before: Sandbox) -> None:
         """Have another sandbox in the place that the one ``before`` was in."""
         if (kept := self._checkpoints.get(_LATEST)) is not None:
-            if self.journal.unseen:  # what was done that way is not in what was kept
-                raise Unsupported(f"the journal does not tell all: {self.journal.unseen}")
-            since = () if self.journal.answered_calls == kept.answered else self.journal.answers()[kept.answered :]
-            await lineage.bring_back(self, kept, since)
+            await lineage.bring_back(self, kept, self.journal.since(kept.mark))
             return
         place = lineage.Place.of(before, self.journal.answers())
         try:
@@ -215,7 +212,7 @@ class Episode(Environment):
         if self.journal.under_way:  # whoever is answered last does it
             return
         async with self._keeping:
-            if self.journal.under_way or await self._says("deterministic"):
+            if self.journal.under_way or (await self._says("deterministic") and not self.journal.gap):
                 return
             if not (await self._says("saves") or await self._says("forkable")):
                 return
@@ -245,6 +242,15 @@ class Episode(Environment):
             for limit, when in stopped:
                 if limit.when() is None and not limit.expired():  # nobody has set it meanwhile
                     limit.reschedule(when + loop.time() - begun)
+
+    async def restore(self, checkpoint: str) -> None:
+        """As in ``Environment``. What the episode would have gone on from is left with the place that it was in."""
+        await super().restore(checkpoint)
+        left = self._checkpoints.pop(_LATEST, None)
+        if left is not None and left.fork is not None:
+            await left.fork.release()
+        if self.rules.fast_forward:
+            await self._remember()
 
     async def fork(self, n: int = 1, *, same_random: bool = False) -> Siblings:
         """As in ``Environment``. What the agent does with siblings is not written down; they end with the episode."""

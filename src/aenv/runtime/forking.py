@@ -10,6 +10,7 @@ import asyncio
 import os
 import re
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from aenv.runtime.server import Server
 
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
+_SQLITE = b"SQLite format 3\0"
 _LINGERING = 1.0
 """Seconds in which the runtime's threads must end, which have nothing to do."""
 
@@ -243,8 +245,19 @@ def carried(own: dict[int, str]) -> Iterator[Carried]:
             raise Unsupported(f"it has a file open that has no name any more: {name}")
         facts = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
         flags = re.search(r"^flags:\s*(\d+)", facts, re.MULTILINE)
+        if kind == stat.S_IFREG and _is_sqlite(descriptor):
+            raise Unsupported(f"it has a database of SQLite's open, which knows its file by its inode: {name}")
         position = os.lseek(descriptor, 0, os.SEEK_CUR) if kind == stat.S_IFREG else 0
         yield Carried(descriptor, name, int(flags[1], 8) if flags else os.O_RDONLY, position)
+
+
+def _is_sqlite(descriptor: int) -> bool:
+    """Whether a file is a database of SQLite's, or may be one that nothing was written to."""
+    try:
+        beginning = os.pread(descriptor, len(_SQLITE), 0)  # to open it once more and close that would end its locks
+    except OSError:  # it can only be written
+        return False
+    return beginning == _SQLITE or (not beginning and "_sqlite3" in sys.modules)
 
 
 def _words(kind: int, name: str) -> str:

@@ -105,6 +105,13 @@ def hold(what: str) -> str:
         os.mkdir("/tmp/gone")
         os.chdir("/tmp/gone")
         os.rmdir("/tmp/gone")
+    elif what in ("database", "new database"):
+        import sqlite3
+
+        kept.append(sqlite3.connect("/tmp/kept.db"))
+        if what == "database":
+            kept[-1].execute("create table things (name text)")
+            kept[-1].commit()
     elif what == "nameless":
         kept.append(open("/tmp/nameless", "w"))
         os.remove("/tmp/nameless")
@@ -442,6 +449,8 @@ async def test_forks_end_with_their_time(jail, study, parent):
         ("mapping", "memory is shared with others: /tmp/mapped"),
         ("directory", "its working directory is gone"),
         ("nameless", "no name any more"),
+        ("database", "a database of SQLite's open"),
+        ("new database", "a database of SQLite's open"),
     ],
 )
 async def test_what_cannot_be_carried_is_said_and_the_parent_goes_on(jail, study, parent, what, words):
