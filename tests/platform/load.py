@@ -242,7 +242,7 @@ class Traffic:
         """See that each call that was answered ran once, and none twice."""
         answered = {id: call.answer["replica"] for id, call in self.calls.items() if call.error is None}
         eventually("the counter to hear of all", lambda: answered.keys() <= self._counter.at.keys())
-        assert {id: count for id, count in self._counter.ran.items() if count > 1} == {}
+        assert {id: count for id, count in dict(self._counter.ran).items() if count > 1} == {}
         assert {id: self._counter.at[id] for id in answered} == answered
 
     def all_well(self) -> None:

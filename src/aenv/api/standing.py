@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
@@ -17,7 +18,7 @@ from aenv.errors import Invalid
 
 REASON = "waits in the queue"
 _GOOD = 20
-"""For how many times as long as it took to find them places are good."""
+"""For how many times the processor time that it took to find them places are good."""
 _QUICK = 0.002
 """Seconds within which places are found anew for each who comes."""
 _HISTORY = 32
@@ -88,13 +89,13 @@ class Standings:
         return Standing(position, estimate, f"{REASON}: {_ordinal(position)}{about}{why}")
 
     def _rank(self, groups: Mapping[Group, Sequence[Request]], now: float) -> None:
-        began = steady()
+        began = time.thread_time()
         self._places, self._here = {}, {}
         ordered = fairness.order(groups, self.use, self.table.of, now=now, served=self.served)
         for request in chain(ordered, *groups.values()):  # some are in the order only when their limits are others
             if request.id not in self._places:
                 self._place(request)
-        self._took = steady() - began
+        self._took = time.thread_time() - began
         self._good_until = steady() + _GOOD * self._took
 
     def _place(self, request: Request) -> None:

@@ -17,7 +17,7 @@ from aenv.integrations import FRAMEWORKS, Framework
 @click.argument("framework", required=False)
 @output_option
 def train_check(framework: str | None, output: str) -> int:
-    """Play an episode through a trainer's own classes, and say what is wrong.
+    """Check that a trainer can play in an instance.
 
     It needs no model: fixed calls do a task of the environment mini-terminal, and the instance is lost on the way.
     Run it in the virtual environment that the training runs in. Exit code 1 when a check failed.
