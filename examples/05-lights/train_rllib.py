@@ -2,7 +2,6 @@
 
 import os
 import sys
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the network is small, and threads would only wait for each other
 
@@ -12,10 +11,10 @@ from ray.rllib.algorithms.ppo import PPOConfig
 
 from aenv.integrations.rllib import register
 
-STEPS, BATCH = 8192, 512
+STEPS, BATCH = 4096, 512
 
 
-def config(name: str, seed: int) -> Any:
+def config(name: str, seed: int = 1) -> PPOConfig:
     """What is trained, and how."""
     return (
         PPOConfig()
@@ -23,29 +22,28 @@ def config(name: str, seed: int) -> Any:
         .env_runners(
             num_env_runners=1,
             num_envs_per_env_runner=8,
-            gym_env_vectorize_mode=VectorizeMode.VECTOR_ENTRY_POINT,  # all instances step at the same time
-            rollout_fragment_length="auto",
+            gym_env_vectorize_mode=VectorizeMode.VECTOR_ENTRY_POINT,
         )
         .training(lr=3e-3, train_batch_size_per_learner=BATCH, minibatch_size=128, num_epochs=10)
-        .reporting(metrics_num_episodes_for_smoothing=64)
+        .reporting(metrics_num_episodes_for_smoothing=BATCH // 8)
         .debugging(seed=seed)
     )
 
 
-def train(seed: int = 1, name: str = "") -> list[float]:
-    """The mean reward of an episode, before each update."""
-    algorithm = config(name or register("lights"), seed).build_algo()
+def train(given: PPOConfig) -> tuple[float, float]:
+    """The mean reward of an episode before the first update, and before the last."""
+    algorithm = given.build_algo()
     try:
-        return [algorithm.train()["env_runners"]["episode_return_mean"] for _ in range(STEPS // BATCH)]
+        curve = [algorithm.train()["env_runners"]["episode_return_mean"] for _ in range(STEPS // BATCH)]
     finally:
         algorithm.stop()
+    return float(curve[0]), float(curve[-1])
 
 
 if __name__ == "__main__":
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=2**27, log_to_driver=False)
+    ray.init(num_cpus=2, include_dashboard=False)
     try:
-        curve = train(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
+        before, after = train(config(register("lights"), int(sys.argv[1]) if len(sys.argv) > 1 else 1))
     finally:
         ray.shutdown()
-    print(f"mean reward of an episode: {curve[0]:.2f} before, {curve[-1]:.2f} after {STEPS} steps")
-    print(curve)
+    print(f"mean reward of an episode: {before:.2f} before, {after:.2f} after {STEPS} steps")

@@ -51,6 +51,9 @@ class Embedded:
         self._digests: dict[tuple[str, str], str] = {}
         self._reading: dict[tuple[str, str], asyncio.Task[str]] = {}
 
+    def __reduce__(self) -> str:
+        return "embedded"  # in another process, what runs environments there
+
     def __call__(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
         return self._engine().provision(resolve(spec))
 

@@ -77,8 +77,7 @@ def rollouts(
         alone=concurrency + prefetch == 1,
         reuse=_reuse(reuse, like, rules, concurrency + prefetch),
     )
-    chosen = secrets.randbits(32) if seed is None else seed
-    return Rollouts(plan, pace, tasks, n, chosen, stragglers, frozenset(skip))
+    return Rollouts(plan, pace, tasks, n, seed, stragglers, frozenset(skip))
 
 
 def _reuse(most: int, env: Environment, rules: Rules, room: int) -> Reuse | None:
@@ -103,7 +102,7 @@ class Rollouts:
         pace: Pace,
         tasks: Tasks,
         n: int,
-        seed: int,
+        seed: int | None,
         stragglers: Stragglers | None,
         skip: frozenset[tuple[str, int]],
     ) -> None:
@@ -111,10 +110,10 @@ class Rollouts:
         self.pace = pace
         self._tasks = tasks
         self._n = n
-        self._seed = seed
+        self._seed = secrets.randbits(32) if seed is None else seed
         self._stragglers = stragglers
         self._skip = skip
-        self._races: dict[str, _Race] = {}
+        self._races: dict[str, Race] = {}
         self._results: asyncio.Queue[Trajectory | None] = asyncio.Queue()
         self._running: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
@@ -203,7 +202,7 @@ class Rollouts:
         fresh = False
         while True:
             began = loop.time()
-            trajectory = await self._attempt(draw, race, retried, fresh=fresh)
+            trajectory = await self.attempt(draw, race, retried, fresh=fresh)
             fresh = True
             self.pace.ended(trajectory.failure, began)
             if not await self.plan.again(trajectory, retried):
@@ -213,7 +212,8 @@ class Rollouts:
         self._results.put_nowait(trajectory)
         self._count(trajectory)
 
-    async def _attempt(self, draw: Draw, race: _Race, retried: list[Failed], *, fresh: bool) -> Trajectory:
+    async def attempt(self, draw: Draw, race: Race, retried: list[Failed], *, fresh: bool) -> Trajectory:
+        """One attempt at an episode, after those that ended so; ``fresh`` is one in an instance of its own."""
         attempt = Attempt(self.plan, draw, fresh=fresh)
         try:
             await attempt.open()
@@ -228,10 +228,10 @@ class Rollouts:
             await attempt.close()
         return attempt.trajectory(retried)
 
-    def _race(self, draw: Draw) -> _Race:
+    def _race(self, draw: Draw) -> Race:
         if self._stragglers is None or self._n == 1:
-            return _Race(Stragglers(), math.inf)
-        return self._races.setdefault(draw.group, _Race(self._stragglers, self._n))
+            return Race(Stragglers(), math.inf)
+        return self._races.setdefault(draw.group, Race(self._stragglers, self._n))
 
     def _count(self, trajectory: Trajectory) -> None:
         """Stop a run that cannot succeed: its first episodes, of several tasks, have all failed alike, by a mistake of
@@ -248,7 +248,7 @@ class Rollouts:
             raise from_wire({"code": failed.kind, "message": words, "hint": failed.hint})
 
 
-class _Race:
+class Race:
     """The episodes of a group that are under way, and what the others took."""
 
     def __init__(self, rule: Stragglers, n: float) -> None:

@@ -141,15 +141,19 @@ class Plan:
         """One episode, begun again as often as the rules say."""
         retried: list[Failed] = []
         while True:
-            attempt = Attempt(self, draw)
-            try:
-                await attempt.open()
-                await attempt.run()
-            finally:
-                await attempt.close()
-            trajectory = attempt.trajectory(retried)
+            trajectory = await self.attempt(draw, retried)
             if not await self.again(trajectory, retried):
                 return trajectory
+
+    async def attempt(self, draw: Draw, retried: list[Failed]) -> Trajectory:
+        """One attempt at an episode, after those that ended so."""
+        attempt = Attempt(self, draw)
+        try:
+            await attempt.open()
+            await attempt.run()
+        finally:
+            await attempt.close()
+        return attempt.trajectory(retried)
 
     async def again(self, trajectory: Trajectory, retried: list[Failed]) -> bool:
         """Whether to begin anew, after a pause, what ended so. ``retried`` are the earlier ends, and get this one."""
