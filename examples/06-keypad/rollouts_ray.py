@@ -26,4 +26,5 @@ if __name__ == "__main__":
     ray.init()  # in a job, the cluster that it was given to
     found = asyncio.run(play(actors=int(sys.argv[1]) if len(sys.argv) > 1 else 2, n=4))
     scores = [trajectory.reward for trajectory in found if trajectory.ok]
-    print(f"{len(found)} episodes, {len(found) - len(scores)} without a score, mean reward {sum(scores) / len(scores):.2f}")
+    mean = sum(scores) / len(scores)
+    print(f"{len(found)} episodes, {len(found) - len(scores)} without a score, mean reward {mean:.2f}")

@@ -18,6 +18,9 @@ class Framework(NamedTuple):
 
 FRAMEWORKS = {
     "gymnasium": Framework("gymnasium", "1.4", "aenv.integrations.gymnasium.checking"),
+    "ray": Framework("ray", "2.60", "aenv.integrations.ray"),
+    "rllib": Framework("ray", "2.60", "aenv.integrations.rllib"),
     "sb3": Framework("stable-baselines3", "2.9", "aenv.integrations.stable_baselines3"),
+    "skyrl": Framework("skyrl-gym", "0.4", "aenv.integrations.skyrl"),
 }
 """By the name of the extra that installs them."""

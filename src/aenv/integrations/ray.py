@@ -18,7 +18,7 @@ from ray.exceptions import ObjectLostError, RayActorError, RayError
 from aenv.cleanup import finish
 from aenv.client.environment import Environment
 from aenv.errors import Invalid, SandboxLost
-from aenv.integrations.checking import ENV, TASK, WRITE, CheckFailed, lose
+from aenv.integrations.checking import ENV, TASK, CheckFailed, lose
 from aenv.rl.batches import Race, Rollouts, Tasks
 from aenv.rl.pacing import Pace
 from aenv.rl.playing import Agent, Attempt, Draw, Plan, template
@@ -58,12 +58,11 @@ def rollouts(
         raise Invalid(f"{actors} actors, {each} episodes each, n is {n}", hint="give numbers from 1 on")
     plan = Plan(template(env), agent, rules or Rules())
     pace = Pace(actors * each, 0, adaptive=adaptive)
-    kind = _Actor.options(**{**_DEFAULT, **(options or {}), "max_concurrency": each + 1})
+    kind: Any = ray.remote(**{**_DEFAULT, **(options or {}), "max_concurrency": each + 1})(_Actor)
     make = functools.partial(kind.remote, plan.env, agent, plan.rules)
     return _Spread(make, actors, each, plan, pace, tasks, n, seed, None, frozenset(skip))
 
 
-@ray.remote
 class _Actor:
     """Plays attempts at episodes, each in an instance that is its own, and ends with this process."""
 
@@ -122,7 +121,8 @@ class _Spread(Rollouts):
         try:
             actor = await self._taken()
             try:
-                return await actor.play.remote(draw, retried)
+                played: Trajectory = await actor.play.remote(draw, retried)
+                return played
             except (RayActorError, ObjectLostError) as exc:
                 self._lost(actor)
                 attempt = Attempt(self.plan, draw)
@@ -213,4 +213,4 @@ class _Loser:
         if not self._has_lost:
             self._has_lost = True
             await lose(env)
-        await env.call_tool(str(WRITE["name"]), WRITE["arguments"])
+        await env.call_tool("execute_command", {"command": "echo hello > note"})

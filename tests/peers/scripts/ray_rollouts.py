@@ -138,7 +138,7 @@ def main() -> dict[str, Any]:
             cluster.remove_node(second, allow_graceful=False)
             return [seat for seat in taken if seat.node == second.node_id]
 
-        folders = [Path(name).resolve() for name in ("actor", "left", "node")]
+        folders = [Path("..", name).resolve() for name in ("actor", "left", "node")]  # beside the project
         for folder in folders:
             folder.mkdir()
         actor, leave, node_folder = folders

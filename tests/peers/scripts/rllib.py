@@ -1,4 +1,4 @@
-"""RLlib on instances of ours: ``rllib.py SEED SHARE`` trains the example, while so many episodes of a hundred lose their
+"""RLlib on instances of ours: ``rllib.py SEED SHARE`` trains the example, while that share of episodes loses its
 instance on the way; ``rllib.py drops`` lets RLlib drop them."""
 
 import contextlib
@@ -20,7 +20,8 @@ from aenv.integrations.gymnasium import Published
 from aenv.integrations.rllib import register
 
 PRESSES = 8
-LOST = Path("lost").resolve()
+LOST = Path("../lost").resolve()
+"""Beside the project: a change in it would have it imported anew."""
 
 
 def example() -> Any:
@@ -68,21 +69,30 @@ def losing(share: float, seed: int) -> Any:
     return lose
 
 
-def train(seed: int, share: float, *, drops: bool = False) -> dict[str, Any]:
+def train(seed: int, share: float) -> dict[str, Any]:
+    return trained(example(), register("lights"), seed, share)
+
+
+def drops() -> dict[str, Any]:
+    """Without a way back, RLlib drops what it has of a fragment, and begins it anew."""
     module = example()
-    config = module.config(register("lights", retries=0) if drops else register("lights"), seed)
-    config.learners(learner_class=Rows).callbacks(on_environment_created=losing(share, seed))
-    config.fault_tolerance(restart_failed_sub_environments=drops)
+    module.STEPS = 2 * module.BATCH
+    return trained(module, register("lights", retries=0), 1, 0.03, restart_failed_sub_environments=True)
+
+
+def trained(module: Any, name: str, seed: int, share: float, **tolerance: Any) -> dict[str, Any]:
+    config = module.config(name, seed).learners(learner_class=Rows).fault_tolerance(**tolerance)
+    config.callbacks(on_environment_created=losing(share, seed))
+    config.env_runners(rollout_fragment_length=PRESSES if tolerance else "auto")
     before, after = module.train(config)
     lost = len(LOST.read_text()) if LOST.exists() else 0
     return {"before": before, "after": after, "lost": lost, "rows": Rows.rows, "wrong": Rows.wrong}
 
 
 if __name__ == "__main__":
-    what = sys.argv[1]
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=2**27, log_to_driver=False)
     try:
-        found = train(1, 0.1, drops=True) if what == "drops" else train(int(what), float(sys.argv[2]))
+        found = drops() if sys.argv[1] == "drops" else train(int(sys.argv[1]), float(sys.argv[2]))
     finally:
         ray.shutdown()
     print(json.dumps(found))
