@@ -5,7 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 
 from aenv.client.environment import Environment
+from aenv.client.provision import attach
 from aenv.errors import AEnvError
+from aenv.rl.driven import Driven
 from aenv.rl.tasks import Task
 
 ENV = "mini-terminal"
@@ -29,6 +31,14 @@ async def lose(env: Environment) -> None:
     """End an instance as a machine does that goes away."""
     with suppress(AEnvError):
         await env.exec("kill -9 $PPID")  # what runs the command is the instance
+
+
+async def lose_episode(driven: Driven) -> None:
+    """End the instance of an episode, behind the back of whoever plays it."""
+    sandbox = driven.episode.sandbox
+    assert sandbox is not None
+    async with Environment(driven.episode.env_name, provision=attach(sandbox.url, sandbox.token)) as another:
+        await lose(another)
 
 
 def judge(reward: float, before: str | None, after: str | None) -> str:

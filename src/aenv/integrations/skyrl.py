@@ -9,15 +9,14 @@ import msgspec
 import skyrl_gym
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
-from aenv.client.environment import Environment
 from aenv.client.sync import wait
 from aenv.errors import AEnvError, from_wire
-from aenv.integrations.checking import ENV, LOOK, TASK, WRITE, judge, lose
+from aenv.integrations.checking import ENV, LOOK, TASK, WRITE, judge, lose_episode
 from aenv.rl.driven import Driven
 from aenv.rl.generating import hermes
 from aenv.rl.models import called, opening
 from aenv.rl.recording import Over
-from aenv.rl.trajectory import Trajectory
+from aenv.rl.rules import Rules
 
 OFFER = """\
 You may call these tools:
@@ -41,19 +40,15 @@ class AenvTextEnv(BaseTextEnv):
     raised. No step returns a reward of what failed.
     """
 
-    def __init__(self, env: str, env_config: Any = None, extras: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, env: str, env_config: Any = None, extras: Mapping[str, Any] | None = None, *, rules: Rules | None = None
+    ) -> None:
         """``extras`` is the row of the data set; of it ``task``, ``seed`` and ``max_turns`` are looked at."""
         super().__init__()
         given = dict(extras or {})
         self.max_turns = int(given.get("max_turns", 10))
-        self.trajectory: Trajectory | None = None
-        """What there is of the episode, once it is over."""
-        self._driven = Driven(env, given.get("task"), given.get("seed"))
-
-    @property
-    def instance(self) -> Environment:
-        """The instance, as long as the episode goes on."""
-        return self._driven.episode
+        self.driven = Driven(env, given.get("task"), given.get("seed"), rules=rules)
+        """The episode; ``driven.trajectory`` is what there is of it, once it is over."""
 
     def init(self, prompt: list[dict[str, str]]) -> tuple[list[dict[str, str]], dict[str, Any]]:
         """Begin the episode: the prompt, with the tools before it, and what is seen after it."""
@@ -65,23 +60,23 @@ class AenvTextEnv(BaseTextEnv):
 
     def close(self) -> None:
         """Give the instance back."""
-        wait(self._driven.abandon())
+        wait(self.driven.abandon())
 
     async def _begin(self, prompt: list[dict[str, str]]) -> list[dict[str, str]]:
-        seen = await self._driven.begin()
-        tools = await self._driven.list_openai_tools()
+        seen = await self.driven.begin()
+        tools = await self.driven.list_openai_tools()
         offer = OFFER.format(tools="\n".join(msgspec.json.encode(tool).decode() for tool in tools))
-        task = self._driven.task
+        task = self.driven.task
         conversation = [{"role": "system", "content": f"{task.system}\n\n{offer}".strip()}, *prompt]
         if first := opening(task, seen):
             conversation.append({"role": "user", "content": first})
-        self._driven.episode.hear(*conversation)
+        self.driven.episode.hear(*conversation)
         return conversation
 
     async def _step(self, action: str) -> BaseTextEnvStepOutput:
         self.turns += 1
         words, calls = hermes(action)
-        episode = self._driven.episode
+        episode = self.driven.episode
         try:
             await episode.say({"role": "assistant", "content": action})
             said = [{"role": "user", "content": await called(episode, call)} for call in calls]
@@ -89,14 +84,14 @@ class AenvTextEnv(BaseTextEnv):
         except Over:  # ``end`` tells why
             said = []
         except AEnvError:
-            await self._driven.abandon()
+            await self.driven.abandon()
             raise
         if said and self.turns < self.max_turns:
             return BaseTextEnvStepOutput(observations=said, reward=0.0, done=False, metadata={})
-        self.trajectory = await self._driven.end(words)
-        if failed := self.trajectory.failure:
+        trajectory = await self.driven.end(words)
+        if failed := trajectory.failure:
             raise from_wire({"code": failed.kind, "message": failed.reason, "hint": failed.hint})
-        return BaseTextEnvStepOutput(observations=[], reward=self.trajectory.reward, done=True, metadata={})
+        return BaseTextEnvStepOutput(observations=[], reward=trajectory.reward, done=True, metadata={})
 
 
 def check() -> str:
@@ -107,10 +102,10 @@ def check() -> str:
     try:
         env.init([])
         env.step(_written(WRITE))
-        before = env.instance.instance_id
-        wait(lose(env.instance))
+        before = env.driven.episode.instance_id
+        wait(lose_episode(env.driven))
         env.step(_written(LOOK))
-        after = env.instance.instance_id
+        after = env.driven.episode.instance_id
         return judge(env.step("It is done.")["reward"], before, after)
     finally:
         env.close()
