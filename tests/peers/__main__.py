@@ -15,6 +15,10 @@ from tests.peers.support import MINI_SWE, requirements
 
 DAY = 24 * 3600
 TRAINERS = {
+    "ray": (
+        *("ray.py", "rllib.py", "skyrl.py", "gymnasium", "examples/05-lights", "examples/06-keypad"),
+        *("tests/peers/scripts/rllib.py", "tests/peers/scripts/skyrl.py"),
+    ),
     "sb3": ("stable_baselines3.py", "gymnasium", "examples/05-lights"),
 }
 """What is of a trainer, beside what has its name: modules of ``aenv.integrations``, and examples."""

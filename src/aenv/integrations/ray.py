@@ -56,7 +56,7 @@ def rollouts(
     """
     if actors < 1 or each < 1 or n < 1:
         raise Invalid(f"{actors} actors, {each} episodes each, n is {n}", hint="give numbers from 1 on")
-    plan = Plan(template(env), agent, rules or Rules())
+    plan = Plan(template(env), agent, rules or Rules(), alone=False)
     pace = Pace(actors * each, 0, adaptive=adaptive)
     kind: Any = ray.remote(**{**_DEFAULT, **(options or {}), "max_concurrency": each + 1})(_Actor)
     make = functools.partial(kind.remote, plan.env, agent, plan.rules)
@@ -67,7 +67,7 @@ class _Actor:
     """Plays attempts at episodes, each in an instance that is its own, and ends with this process."""
 
     def __init__(self, env: Environment, agent: Agent, rules: Rules) -> None:
-        self._plan = Plan(env, agent, rules)
+        self._plan = Plan(env, agent, rules, alone=False)
         self._playing: set[asyncio.Task[Any]] = set()
 
     async def ready(self) -> None:
