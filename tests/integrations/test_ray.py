@@ -93,7 +93,7 @@ async def test_an_actor_and_a_node_that_are_killed_cost_no_episode(folder: Path)
         assert len(run["lost"]) == 3
         assert run["retried"] == run["lost"]
         assert run["kinds"] == ["sandbox_lost"]
-    assert found["unmade"] == "invalid"
+    assert found["refused"] == ["invalid", "invalid"]
 
 
 @keypad

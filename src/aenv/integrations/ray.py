@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayError
+from ray.exceptions import ObjectLostError, RayActorError
 
 from aenv.cleanup import finish
 from aenv.client.environment import Environment
@@ -149,18 +149,15 @@ class _Spread(Rollouts):
 
     async def _started(self) -> None:
         """Have one more actor, however long it takes until there is room for it."""
-        actor = self._make()
         try:
+            actor = self._make()
             await actor.ready.remote()
-        except RayError as exc:
+        except Exception as exc:  # also of what cannot be sent to it
             if isinstance(exc, RayActorError) and not exc.actor_init_failed:
                 log.warning("an actor was lost before it was ready: %s", exc)
                 self._start()
             else:
                 self._free.put_nowait(Invalid(f"no actor can be made: {exc}"))
-        except BaseException:
-            ray.kill(actor)
-            raise
         else:
             self._ready.add(actor)
             for _ in range(self._each):

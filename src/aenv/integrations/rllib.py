@@ -15,6 +15,7 @@ from aenv.client.environment import Environment
 from aenv.integrations.checking import ENV, TASK, WRITE, judge, lose
 from aenv.integrations.gymnasium.envs import AenvEnv, AenvVectorEnv
 from aenv.integrations.gymnasium.faces import Face, Seen, Tools
+from aenv.integrations.gymnasium.instances import Instance
 from aenv.integrations.gymnasium.players import RETRIES
 
 
@@ -63,14 +64,14 @@ class _Note(Tools):
         super().__init__(TASK, max_steps=2)
         self._has_lost = False
 
-    async def meet(self, env: Environment) -> None:
+    async def meet(self, env: Instance) -> None:
         await super().meet(env)
         self.observation_space = self.action_space = Discrete(1)
 
-    async def begin(self, env: Environment, seen: Any = None) -> Seen:
+    async def begin(self, env: Instance, seen: Any = None) -> Seen:
         return (await super().begin(env, seen))._replace(observation=0)
 
-    async def step(self, env: Environment, action: Any) -> Seen:
+    async def step(self, env: Instance, action: Any) -> Seen:
         if self._steps == 1 and not self._has_lost:
             self._has_lost = True
             await lose(env)

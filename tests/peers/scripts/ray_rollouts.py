@@ -107,16 +107,23 @@ async def left(folder: Path) -> None:
     await ended(seats(folder))
 
 
-class Nowhere(Player):
+class Unsent(Player):
+    """Cannot be sent to an actor."""
+
+    def __getstate__(self) -> Any:
+        raise ValueError("it stays where it is")
+
+
+class Unmade(Player):
     """Cannot be made in an actor."""
 
     def __setstate__(self, state: Any) -> None:
         raise ValueError("it stays where it is")
 
 
-async def unmade(folder: Path) -> str:
+async def refused(agent: Player) -> str:
     try:
-        async with rollouts("keypad", Nowhere(folder), TASKS, actors=ACTORS, each=EACH) as run:
+        async with rollouts("keypad", agent, TASKS, actors=ACTORS, each=EACH) as run:
             await anext(run)
     except AEnvError as exc:
         return exc.code
@@ -144,7 +151,7 @@ def main() -> dict[str, Any]:
         actor, leave, node_folder = folders
         found: dict[str, Any] = {"actor": asyncio.run(played(actor, kill_actor))}
         asyncio.run(left(leave))
-        found["unmade"] = asyncio.run(unmade(leave))
+        found["refused"] = [asyncio.run(refused(kind(leave))) for kind in (Unsent, Unmade)]
         found["node"] = asyncio.run(played(node_folder, kill_node))
         return found
     finally:

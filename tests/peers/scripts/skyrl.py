@@ -1,4 +1,4 @@
-"""SkyRL's environments on instances of ours: ``skyrl.py`` plays keypads, some of which lose their instance on the way."""
+"""SkyRL's environments on instances of ours: ``skyrl.py`` plays keypads; some lose their instance on the way."""
 
 import json
 import sys
