@@ -126,7 +126,9 @@ class _Spread(Rollouts):
             except (RayActorError, ObjectLostError) as exc:
                 self._lost(actor)
                 attempt = Attempt(self.plan, draw)
-                attempt.outcome = Failed(kind=SandboxLost.code, phase="agent", reason=f"the actor is gone: {exc}")
+                attempt.outcome = Failed(
+                    kind=SandboxLost.code, phase="agent", reason=f"the actor is gone: {exc}"[:1000]
+                )
                 return attempt.trajectory(retried)
             finally:
                 self._free.put_nowait(actor)
