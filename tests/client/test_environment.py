@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pickle
 import socket
 import threading
 from pathlib import Path
@@ -763,3 +764,10 @@ def test_missing_project_directory_is_explained(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(NotFound, match="no environment 'ghost'") as caught:
         asyncio.run(Environment("ghost").initialize())
     assert caught.value.hint
+
+
+def test_one_that_is_not_started_can_be_sent_to_another_process() -> None:
+    sent = Environment("mini-terminal", ttl="5m", labels={"run": "7"})
+    found = pickle.loads(pickle.dumps(sent))
+    assert found.spec == sent.spec
+    assert found.provision is sent.provision  # what runs environments there

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from benchmarks import venvs
 
 from tests.peers.support import requirements
-from tests.support import ROOT
+from tests.support import ROOT, until
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("ray")]
 SCRIPTS = ROOT / "tests" / "peers" / "scripts"
@@ -34,24 +36,36 @@ keypad = pytest.mark.parametrize("folder", ["06-keypad"], indirect=True)
 
 
 async def ran(folder: Path, *line: str) -> str:
-    """What a program of that virtual environment prints, in the folder."""
+    """What a program of that virtual environment prints, in the folder. Nothing of Ray's goes on after it."""
     home = folder.parent / "home"
-    own = {"AENV_HOME": str(home / "aenv"), "HOME": str(home), "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
-    process = await asyncio.create_subprocess_exec(
-        *(str(venvs.python(requirements("ray"), with_package=True)), *line),
-        cwd=folder,
-        env={**os.environ, **own, "RAY_USAGE_STATS_ENABLED": "0"},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        printed, complained = await asyncio.wait_for(process.communicate(), PATIENCE)
-    except TimeoutError:
-        process.terminate()  # it ends what it started of Ray's
-        await process.wait()
-        raise
+    own = {"AENV_HOME": str(home / "aenv"), "HOME": str(home), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    with tempfile.TemporaryDirectory(prefix="ray-") as sessions:  # a short name: sockets are in it
+        process = await asyncio.create_subprocess_exec(
+            *(str(venvs.python(requirements("ray"), with_package=True)), *line),
+            cwd=folder,
+            env={**os.environ, **own, "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": sessions},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            printed, complained = await asyncio.wait_for(process.communicate(), PATIENCE)
+        except TimeoutError:
+            process.terminate()  # Ray ends what it started
+            await process.wait()
+            raise
+        await until(lambda: not of(sessions), "everything of Ray's has ended")
     assert process.returncode == 0, complained.decode()
     return printed.decode()
+
+
+def of(sessions: str) -> list[str]:
+    """Processes that were told where a session of Ray's is."""
+    found = []
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if sessions.encode() in line.read_bytes():
+                found.append(line.parent.name)
+    return found
 
 
 async def told(folder: Path, script: str, *arguments: str) -> Any:

@@ -116,7 +116,7 @@ class _Spread(Rollouts):
         finally:
             await finish(self._end())
 
-    async def attempt(self, draw: Draw, race: Race, retried: list[Failed], *, fresh: bool) -> Trajectory:
+    async def _attempt(self, draw: Draw, race: Race, retried: list[Failed], *, fresh: bool) -> Trajectory:
         await self.pace.playing.enter()
         try:
             actor = await self._taken()

@@ -202,7 +202,7 @@ class Rollouts:
         fresh = False
         while True:
             began = loop.time()
-            trajectory = await self.attempt(draw, race, retried, fresh=fresh)
+            trajectory = await self._attempt(draw, race, retried, fresh=fresh)
             fresh = True
             self.pace.ended(trajectory.failure, began)
             if not await self.plan.again(trajectory, retried):
@@ -212,7 +212,7 @@ class Rollouts:
         self._results.put_nowait(trajectory)
         self._count(trajectory)
 
-    async def attempt(self, draw: Draw, race: Race, retried: list[Failed], *, fresh: bool) -> Trajectory:
+    async def _attempt(self, draw: Draw, race: Race, retried: list[Failed], *, fresh: bool) -> Trajectory:
         """One attempt at an episode, after those that ended so; ``fresh`` is one in an instance of its own."""
         attempt = Attempt(self.plan, draw, fresh=fresh)
         try:
