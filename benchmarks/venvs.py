@@ -25,7 +25,9 @@ def python(wanted: Path, *, with_package: bool = False, version: str = "") -> Pa
     """The interpreter of the environment for a requirements file, which is made when it is missing or out of date.
 
     ``with_package`` installs this repository in it, too. ``version`` is that of Python, such as 3.12, where it is not
-    to be the one that runs this: see ``another``.
+    to be the one that runs this: see ``another``. A file ``NAME.no-deps.txt`` beside ``NAME.txt`` has packages that are
+    installed after it and without what they depend on: trainers whose requirements are those of a machine with GPUs,
+    and of whose modules the tests import some.
     """
     home = CACHE / wanted.stem
     interpreter = _interpreter(home)
@@ -40,7 +42,10 @@ def python(wanted: Path, *, with_package: bool = False, version: str = "") -> Pa
                 raise SystemExit(f"{wanted.stem} needs Python {version}, and there is none")
             what = ["-r", str(wanted), *(("-e", str(ROOT)) if with_package else ())]
             # Only pip finds the builds of PyTorch that a machine has beside those of the registry.
-            _make(base, home, interpreter, what, uv=None if "torch" in wanted.read_text() else shutil.which("uv"))
+            uv = None if "torch" in wanted.read_text() else shutil.which("uv")
+            _make(base, home, interpreter, what, uv=uv)
+            if _alone(wanted).exists():
+                _install(interpreter, ["--no-deps", "-r", str(_alone(wanted))], uv=uv)
             (home / "made-from").write_text(_key(wanted, with_package, version))
     return interpreter
 
@@ -63,9 +68,14 @@ def _interpreter(home: Path) -> Path:
     return home / "bin" / "python"
 
 
+def _alone(wanted: Path) -> Path:
+    return wanted.with_suffix(".no-deps.txt")
+
+
 def _key(wanted: Path, with_package: bool, version: str) -> str:
     """What an environment depends on. The repository is installed editable: its sources are not part of it."""
-    parts = [wanted.read_text(), version or sys.version]
+    files = [file for file in (wanted, _alone(wanted)) if file.exists()]
+    parts = [*(file.read_text() for file in files), version or sys.version]
     if with_package:
         parts += [str(ROOT), *tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -74,10 +84,16 @@ def _key(wanted: Path, with_package: bool, version: str) -> str:
 def _make(base: Path, home: Path, interpreter: Path, what: list[str], *, uv: str | None) -> None:
     if uv is not None:
         _run(uv, "venv", "--quiet", "--python", str(base), str(home))
+    else:
+        _run(str(base), "-m", "venv", str(home))
+    _install(interpreter, what, uv=uv)
+
+
+def _install(interpreter: Path, what: list[str], *, uv: str | None) -> None:
+    if uv is not None:
         # Compiled, as pip leaves it: a peer's start is measured, and not its first one.
         _run(uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(interpreter), *what)
     else:
-        _run(str(base), "-m", "venv", str(home))
         _run(str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what)
 
 
