@@ -20,6 +20,10 @@ TRAINERS = {
         *("tests/peers/scripts/rllib.py", "tests/peers/scripts/skyrl.py"),
     ),
     "sb3": ("stable_baselines3.py", "gymnasium", "examples/05-lights"),
+    "verl": (
+        *("verl.py", "slime.py", "examples/06-keypad"),
+        *("tests/integrations/test_slime.py", "tests/peers/scripts/slime*", "tests/peers/scripts/tiny.py"),
+    ),
 }
 """What is of a trainer, beside what has its name: modules of ``aenv.integrations``, and examples."""
 
