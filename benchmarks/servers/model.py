@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -27,6 +28,12 @@ class Model:
         self.keys: list[str] = []
         self.script: list[str] = []
         """What it does, a line for each request: for clients whose messages are their own."""
+        self.template: Callable[[list[dict[str, Any]]], str] = json.dumps
+        """How messages become what it reads."""
+        self.dropped = ""
+        """What of a stream's second piece is not sent: its ``ids``, or all of it (``pieces``)."""
+        self.tokens: list[tuple[list[int], list[int]]] = []
+        """What it read and wrote, of each answer."""
         self.left = asyncio.Event()
         """Set when a client has gone in the middle of an answer."""
 
@@ -47,7 +54,7 @@ class Model:
 
     async def _answer(self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.asked.append(body)
-        read = json.dumps(body["messages"])
+        read = self.template(body["messages"])
         content = body["messages"][-1].get("content") or ""
         text = content if isinstance(content, str) else content[-1]["text"]
         line = self.script.pop(0) if self.script else text.strip().rpartition("\n")[2]
@@ -66,6 +73,7 @@ class Model:
         name, _, arguments = rest.partition(" ")
         said = arguments or "{}" if verb == "call" else rest if verb == "say" else "It is done."
         ids = [ord(character) for character in said]
+        self.tokens.append(([ord(character) for character in read], ids))
         logprobs = {"content": [{"token": character, "logprob": -ord(character) / 1000} for character in said]}
         usage = {"prompt_tokens": len(read), "completion_tokens": len(ids), "total_tokens": len(read) + len(ids)}
         head: dict[str, Any] = {"id": "c1", "created": 1, "model": "stand-in-1"}
@@ -90,7 +98,10 @@ class Model:
             else:
                 delta = {"tool_calls": [{"index": 0, "function": {"arguments": said[start : start + PIECE]}}]}
             choice = {"index": 0, "delta": delta, "finish_reason": None}
-            if body.get("return_token_ids"):
+            is_hole = start == PIECE
+            if is_hole and self.dropped == "pieces":
+                continue
+            if body.get("return_token_ids") and not (is_hole and self.dropped == "ids"):
                 choice["token_ids"] = ids[start : start + PIECE]
             if body.get("logprobs"):
                 choice["logprobs"] = {"content": logprobs["content"][start : start + PIECE]}

@@ -244,9 +244,15 @@ def test_dpo_without_a_pair(second: dict[str, Any], reason: str) -> None:
 # Tokens
 
 
-def turn(prompt: list[int] | None, completion: list[int] | None, logprobs: list[float] | None = None) -> Turn:
+def turn(
+    prompt: list[int] | None,
+    completion: list[int] | None,
+    logprobs: list[float] | None = None,
+    *,
+    written: int | None = None,
+) -> Turn:
     known = Tokens(prompt=prompt, completion=completion, logprobs=logprobs)
-    return Turn(generation=Generation(message=0, tokens=known))
+    return Turn(generation=Generation(message=0, tokens=known, completion_tokens=written))
 
 
 def test_tokens_of_all_turns_are_one_sequence_of_which_only_the_models_count() -> None:
@@ -277,6 +283,7 @@ def test_log_probabilities_that_are_not_known_of_every_token_are_none(logprobs: 
         (lambda: [turn([1], [2]), Turn()], "no token ids"),
         (lambda: [turn(None, [2])], "no token ids"),
         (lambda: [turn([1], None)], "no token ids"),
+        (lambda: [turn([1], [2], written=2)], "token ids are missing"),
         (lambda: [turn([1], [])], "nothing said or done"),
         (lambda: [turn([1], [2]), turn([1, 3], [4])], "a turn does not continue the one before"),
         (lambda: [turn([1], [2, 3]), turn([1, 2], [4])], "a turn does not continue the one before"),

@@ -77,16 +77,21 @@ class Completion(Struct):
 
     @property
     def tokens(self) -> Tokens | None:
-        """What the first choice is in the model's own tokens, as far as its server tells."""
+        """What the first choice is in the model's own tokens, as far as its server tells. Ids or log-probabilities of
+        which some are missing are none: they would be taken for those of other tokens."""
         choice = self.choices[0]
-        logprobs = None
+        written = None if self.usage is None else self.usage.completion_tokens
+        ids, logprobs = choice.token_ids, None
+        if ids is not None and written not in (None, len(ids)):
+            ids = None
         if choice.logprobs is not None and choice.logprobs.content is not None:
             known = [found.logprob for found in choice.logprobs.content if found.logprob is not None]
-            logprobs = known if len(known) == len(choice.logprobs.content) else None
+            most = written if ids is None else len(ids)
+            logprobs = known if len(known) == len(choice.logprobs.content) and most in (None, len(known)) else None
         prompt = choice.prompt_token_ids if self.prompt_token_ids is None else self.prompt_token_ids
-        if prompt is None and choice.token_ids is None and logprobs is None:
+        if prompt is None and ids is None and logprobs is None:
             return None
-        return Tokens(prompt=prompt, completion=choice.token_ids, logprobs=logprobs)
+        return Tokens(prompt=prompt, completion=ids, logprobs=logprobs)
 
 
 class Delta(Struct):

@@ -243,6 +243,8 @@ def _tokens(of: Trajectory) -> Row:
         tokens = turn.generation.tokens if turn.generation else None
         if tokens is None or tokens.prompt is None or tokens.completion is None:
             raise LeftOut("no token ids")
+        if turn.generation and turn.generation.completion_tokens not in (None, len(tokens.completion)):
+            raise LeftOut("token ids are missing")
         if number == 0:
             prompt = tokens.prompt
         seen = len(prompt) + len(completion)

@@ -78,6 +78,51 @@ async def test_a_program_is_trainable(plain_bench: Bench, made: tuple[Model, Mod
     assert trajectory.provenance.agent.startswith("cmd:")
 
 
+@pytest.mark.parametrize("more", [{}, {"stream": True}])
+async def test_what_a_server_read_and_wrote_is_what_is_trained_on(plain_bench: Bench, more: dict[str, Any]) -> None:
+    """Token by token: the server's own, over two turns, with what came between them masked."""
+
+    def template(messages: list[dict[str, Any]]) -> str:
+        return "".join(f"<{message['role']}>{message['content']}" for message in messages) + "<assistant>"
+
+    async def agent(env: Episode, task: Task) -> None:
+        assert env.models is not None
+        messages: list[dict[str, Any]] = []
+        for said in ("first", "second"):
+            messages.append({"role": "user", "content": f"say {said}"})
+            body = {"model": "m", "messages": messages, **more}
+            assert (await post(env.models, "/v1/chat/completions", body))[0] == 200
+            messages.append({"role": "assistant", "content": said})
+
+    async with standin() as (model, url), ModelGateway([url]) as gateway:
+        model.template = template
+        trajectory = await rollout(plain_bench.env("words"), gateway.agent(agent), rules=Rules(rewards="first"))
+    (row,) = export([trajectory], "tokens")
+    (read, wrote), (read_next, wrote_next) = model.tokens
+    assert row["prompt_ids"] == read
+    assert row["prompt_ids"] + row["completion_ids"] == read_next + wrote_next
+    between = len(read_next) - len(read) - len(wrote)
+    assert between == len("<user>say second<assistant>")
+    assert row["loss_mask"] == [1] * len(wrote) + [0] * between + [1] * len(wrote_next)
+    told = [[-id / 1000 for id in each] for each in (wrote, wrote_next)]
+    assert row["logprobs"] == told[0] + [0.0] * between + told[1]
+
+
+@pytest.mark.parametrize("dropped", ["ids", "pieces"])
+async def test_an_episode_whose_tokens_are_not_all_known_is_no_row(plain_bench: Bench, dropped: str) -> None:
+    async def agent(env: Episode, task: Task) -> None:
+        assert env.models is not None
+        body = asking('call work {"times": 2}', stream=True)
+        assert (await post(env.models, "/v1/chat/completions", body))[0] == 200
+
+    async with standin() as (model, url), ModelGateway([url]) as gateway:
+        model.dropped = dropped
+        trajectory = await rollout(plain_bench.env("words"), gateway.agent(agent), rules=Rules(rewards="first"))
+    is_scored(trajectory, 1.0)
+    found = export([trajectory], "tokens")
+    assert (list(found), found.left_out) == ([], {"no token ids": 1})
+
+
 async def test_turns_are_used_up(plain_bench: Bench, made: tuple[Model, ModelGateway], tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(PROGRAM)
     program = agent_named(f"cmd:{sys.executable} {tmp_path / 'agent.py'} 5")

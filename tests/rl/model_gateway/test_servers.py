@@ -10,6 +10,7 @@ import pytest
 
 from aenv import http
 from aenv.rl.model_gateway import Limits, ModelGateway, Upstream, upstreams
+from aenv.rl.trajectory import Tokens
 from tests.rl.model_gateway.support import Scripted, asking, completion, events, ids, post, standin
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -142,6 +143,59 @@ async def test_calls_of_a_stream_whatever_their_index(path: str, indices: tuple[
         ("a", "look", "{}"),
         ("b", "work", '{"n": 1}'),
     ]
+
+
+def written(*tokens: tuple[int | None, float | None], usage: int | None = None) -> bytes:
+    """A stream of pieces, each with these of its id and its log-probability; ``usage`` is how many it says there are."""
+    pieces = [
+        piece(token_ids=id and [id], logprobs=logprob and {"content": [{"token": "t", "logprob": logprob}]})
+        for id, logprob in tokens
+    ]
+    told = [] if usage is None else [{"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": usage}}]
+    return events(*pieces, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}, *told)
+
+
+@pytest.mark.parametrize(
+    ("stream", "ids", "logprobs"),
+    [
+        (written((1, -1.0), (2, -2.0), usage=2), [1, 2], [-1.0, -2.0]),
+        (written((1, -1.0), (None, -2.0), (3, None), usage=3), None, None),
+        (written((1, -1.0), (None, -2.0), (3, -3.0)), None, [-1.0, -2.0, -3.0]),
+        (written((1, -1.0), (2, None)), [1, 2], None),
+        (written((1, -1.0), (3, -3.0), usage=3), None, None),
+        (written((1, None), (2, -2.0), usage=2), [1, 2], None),
+    ],
+    ids=["all", "one has none", "an id is missing", "a logprob is missing", "a piece is missing", "the first has none"],
+)
+async def test_tokens_of_which_some_are_missing_are_none(
+    stream: bytes, ids: list[int] | None, logprobs: list[float] | None
+) -> None:
+    async with Scripted((200, stream)) as server, ModelGateway([server.url]) as gateway, gateway.episode() as episode:
+        assert (await post(episode, CHAT, asking("hello", stream=True)))[0] == 200
+    tokens = episode.records[0].tokens or Tokens()
+    assert (tokens.completion, tokens.logprobs) == (ids, logprobs)
+
+
+async def test_tokens_of_a_whole_answer_of_which_some_are_missing_are_none() -> None:
+    choice = {"message": {"content": "well"}, "logprobs": {"content": [{"logprob": -1.0}] * 2}, "token_ids": [1, 2]}
+    answers = [
+        (200, msgspec.json.encode({"choices": [choice], "usage": {"completion_tokens": written}})) for written in (3, 2)
+    ]
+    async with Scripted(*answers) as server, ModelGateway([server.url]) as gateway, gateway.episode() as episode:
+        for _ in range(2):
+            await post(episode, CHAT, asking("hello"))
+    assert [record.tokens for record in episode.records] == [None, Tokens(completion=[1, 2], logprobs=[-1.0, -1.0])]
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}])
+async def test_a_second_answer_is_none_that_was_asked_for(more: dict[str, Any]) -> None:
+    other = {**piece()["choices"][0], "index": 1}
+    choice = {"message": {"content": "well"}}
+    well = events(piece(), {"choices": [other]}) if more else msgspec.json.encode({"choices": [choice] * 2})
+    async with Scripted((200, well)) as server, ModelGateway([server.url]) as gateway, gateway.episode() as episode:
+        await post(episode, CHAT, asking("hello", **more))
+    assert episode.failure is not None
+    assert "more than the one answer" in episode.failure.message
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])

@@ -23,6 +23,7 @@ _OPERATORS = (
     "custom_logit_processor",
 )
 """What would have a server reach elsewhere, or run what it is given."""
+_MORE = "the model gave more than the one answer that it was asked for"
 _MEDIA = ("image_url", "video_url", "audio_url", "image", "video", "audio")
 
 
@@ -109,9 +110,10 @@ class Collected:
         self._head: Body = {}
         self._said: dict[str, list[str]] = {}
         self._calls: dict[int, _Call] = {}
-        self._choice: Body = {}
-        self._ids: list[int] = []
-        self._logprobs: list[Any] = []
+        self._prompt: list[int] | None = None
+        self._ids: list[int] | None = []
+        """None where a piece has none, so that they are not all."""
+        self._logprobs: list[float | None] | None = []
         self.finish_reason: str | None = None
 
     def add(self, chunk: Body) -> None:
@@ -120,17 +122,17 @@ class Collected:
             if chunk.get(name) is not None:
                 self._head[name] = chunk[name]
         for choice in chunk.get("choices") or ():
-            self.pieces += bool(choice.get("delta"))
+            delta = choice.get("delta") or {}
+            self.pieces += bool(delta)
             if choice.get("prompt_token_ids") is not None:
-                self._choice["prompt_token_ids"] = choice["prompt_token_ids"]
-            if choice.get("token_ids") is not None:
-                self._choice["token_ids"] = self._ids
-                self._ids += choice["token_ids"]
-            if (found := (choice.get("logprobs") or {}).get("content")) is not None:
-                self._choice["logprobs"] = {"content": self._logprobs}
-                self._logprobs += found
+                self._prompt = choice["prompt_token_ids"]
+            says = any(value for name, value in delta.items() if name != "role")
+            self._ids = _with(self._ids, choice.get("token_ids"), says)
+            found = (choice.get("logprobs") or {}).get("content")
+            told = None if found is None else [each.get("logprob") for each in found]
+            self._logprobs = _with(self._logprobs, told, says)
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
-            self._say(choice.get("delta") or {})
+            self._say(delta)
 
     def _say(self, delta: Body) -> None:
         for name, value in delta.items():
@@ -147,8 +149,21 @@ class Collected:
         message: Body = {"role": "assistant", "content": None, **said}
         if self._calls:
             message["tool_calls"] = [call.whole for _, call in sorted(self._calls.items())]
-        choice = {"index": 0, "message": message, "finish_reason": self.finish_reason, **self._choice}
+        choice: Body = {"index": 0, "message": message, "finish_reason": self.finish_reason}
+        if self._prompt is not None:
+            choice["prompt_token_ids"] = self._prompt
+        if self._ids:
+            choice["token_ids"] = self._ids
+        if self._logprobs:
+            choice["logprobs"] = {"content": [{"logprob": each} for each in self._logprobs]}
         return {"object": "chat.completion", **self._head, "choices": [choice]}
+
+
+def _with(all: list[Any] | None, more: list[Any] | None, says: bool) -> list[Any] | None:
+    """All so far with those of a further piece. One that says something and has none leaves a hole."""
+    if more is not None and all is not None:
+        all += more
+    return None if more is None and says else all
 
 
 class _Call:
@@ -237,6 +252,8 @@ class Pieces:
         if found.get("error") is not None:
             raise ModelError(f"the model broke off: {str(found['error'])[:300]}")
         for choice in found.get("choices") or ():
+            if choice.get("index"):
+                raise ModelError(_MORE)
             for part in (choice.get("delta") or {}).get("tool_calls") or ():
                 self._place(part)
         return found
@@ -260,4 +277,6 @@ def checked(answer: Any, where: str) -> Completion:
         raise ModelError(f"{where} answered with no completion: {exc}") from exc
     if not found.choices:
         raise ModelError(f"{where} answered without a choice")
+    if len(found.choices) > 1:
+        raise ModelError(_MORE)
     return found
