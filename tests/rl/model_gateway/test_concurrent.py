@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -83,6 +84,53 @@ async def test_what_one_episode_holds_is_bounded(
     assert (episode.failure, episode.is_spent) == (None, False)
 
 
+@pytest.mark.parametrize("said", ["refuse", "say hello"])
+async def test_what_is_kept_of_requests_does_not_grow_with_them(made: tuple[Model, ModelGateway], said: str) -> None:
+    """Neither where a server has refused them, nor where somebody else is told."""
+    size, calls = 100_000, 8
+
+    async def heard(record: Record) -> None:
+        pass
+
+    async with made[1].episode() as episode:
+        episode.heard = None if said == "refuse" else heard
+        tracemalloc.start()
+        try:
+            for number in range(calls + 1):
+                await post(episode, CHAT, asking(f"{'x' * size}\n{said}"))
+                made[0].asked.clear()
+                made[0].tokens.clear()
+                if number == 0:
+                    before = tracemalloc.get_traced_memory()[0]
+            grown = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        records = episode.records
+    assert grown < size
+    assert [(record.messages, record.error) for record in records] == [([], "status 400")] * (calls + 1) * (
+        said == "refuse"
+    )
+
+
+async def test_what_is_kept_of_an_episode_is_bounded(made: tuple[Model, ModelGateway]) -> None:
+    async with made[1].episode(max_bytes=7000) as episode, made[1].episode(max_bytes=1000) as refused:
+        statuses = [(await post(episode, CHAT, asking(f"{'x' * 500}\nsay hello")))[0] for _ in range(4)]
+        assert statuses == [200, 200, 200, 429]
+        assert (episode.is_spent, len(episode.records)) == (True, 3)
+        for _ in range(1000):
+            if (await post(refused, CHAT, asking("refuse")))[0] == 429:
+                break
+        assert refused.is_spent
+
+
+async def test_a_request_weighs_what_it_becomes(made: tuple[Model, ModelGateway]) -> None:
+    model, gateway = made
+    async with gateway.episode() as episode:
+        assert (await post(episode, CHAT, asking("say hello", logit_bias=[{}] * 1_000_000)))[0] == 413
+        assert (await post(episode, CHAT, asking(f"{'x' * 4_000_000}\nsay hello")))[0] == 200
+    assert len(model.asked) == 1
+
+
 # Telling
 
 
@@ -113,7 +161,6 @@ async def test_an_answer_that_cannot_be_written_down_leaves_no_episode(
         assert status == 502 or b'"error"' in answer
         assert episode.failure is not None
         assert "KeyError" in episode.failure.message
-        assert len(episode.records) == 1
 
 
 # Leaving
@@ -138,8 +185,8 @@ async def test_a_stream_that_is_left_early_counts(made: tuple[Model, ModelGatewa
         await asyncio.wait_for(model.left.wait(), 30)
         await eventually("its record", lambda: bool(told))
         assert (await post(episode, CHAT, asking("say hello")))[0] == 429
-    (record,) = episode.records
-    assert told == [record]
+    assert episode.records == []
+    (record,) = told
     assert (record.message or {})["content"] == "fore"
     assert record.tokens is not None
     assert (record.tokens.completion, record.completion_tokens) == (ids("fore"), 4)

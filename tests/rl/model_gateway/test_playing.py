@@ -132,6 +132,23 @@ async def test_turns_are_used_up(plain_bench: Bench, made: tuple[Model, ModelGat
     assert (trajectory.ended, len(trajectory.turns)) == ("max_turns", 2)
 
 
+async def test_what_an_agent_may_have_written_down_is_bounded(
+    plain_bench: Bench, made: tuple[Model, ModelGateway]
+) -> None:
+    """An agent that begins anew in each call ends as one whose turns are used up."""
+
+    async def agent(env: Episode, task: Task) -> None:
+        assert env.models is not None
+        for number in range(100):
+            await post(env.models, "/v1/chat/completions", asking(f"{number}{'x' * 1000}\nsay hello"))
+
+    behind = made[1].agent(agent, max_bytes=20_000)
+    trajectory = await rollout(plain_bench.env("words"), behind, rules=Rules(rewards="first"))
+    is_scored(trajectory, 1.0)
+    assert trajectory.ended == "max_turns"
+    assert len(trajectory.turns) == 3
+
+
 async def test_calls_belong_to_the_turn_of_what_was_said(plain_bench: Bench, made: tuple[Model, ModelGateway]) -> None:
     async def agent(env: Episode, task: Task) -> Any:
         assert env.models is not None

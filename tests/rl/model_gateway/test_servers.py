@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from aenv import http
-from aenv.rl.model_gateway import Limits, ModelGateway, Upstream, upstreams
+from aenv.rl.model_gateway import Limits, ModelGateway, Upstream, calls, upstreams
 from aenv.rl.trajectory import Tokens
 from tests.rl.model_gateway.support import Scripted, asking, completion, events, ids, post, standin
 
@@ -146,7 +146,7 @@ async def test_calls_of_a_stream_whatever_their_index(path: str, indices: tuple[
 
 
 def written(*tokens: tuple[int | None, float | None], usage: int | None = None) -> bytes:
-    """A stream of pieces, each with these of its id and its log-probability; ``usage`` is how many it says there are."""
+    """A stream of pieces, each with its id and its log-probability; ``usage`` is how many it says there are."""
     pieces = [
         piece(token_ids=id and [id], logprobs=logprob and {"content": [{"token": "t", "logprob": logprob}]})
         for id, logprob in tokens
@@ -196,6 +196,16 @@ async def test_a_second_answer_is_none_that_was_asked_for(more: dict[str, Any]) 
         await post(episode, CHAT, asking("hello", **more))
     assert episode.failure is not None
     assert "more than the one answer" in episode.failure.message
+
+
+async def test_a_stream_is_as_long_as_an_answer_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "MOST_ANSWER", 10_000)
+    async with Scripted((200, events(*[piece()] * 1000))) as server, ModelGateway([server.url]) as gateway:
+        async with gateway.episode() as episode:
+            _, told = await post(episode, CHAT, asking("hello", stream=True))
+    assert len(told) < 20_000
+    assert episode.failure is not None
+    assert "over 10000 bytes" in episode.failure.message
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])

@@ -18,8 +18,10 @@ from aenv.runtime.access import Hosts
 from aenv.runtime.protocol import App as Asgi
 from aenv.runtime.protocol import Message, Receive, Send
 
-MOST_REQUEST = 64 * 1024 * 1024
-"""Bytes of one request."""
+MOST_REQUEST = 32 * 1024 * 1024
+"""Bytes of one request, with those for its values: as many as Anthropic takes."""
+_VALUE = 16
+"""Bytes that each value in it counts for: ``{}`` is two bytes on the way, and sixty in here."""
 MODELS = "/v1/models"
 QUICK = 0.05
 """A call that takes longer is watched for its client's leaving; a quick one is not worth it."""
@@ -140,7 +142,7 @@ async def _until_gone(receive: Receive) -> None:
 async def _body(request: Request, receive: Receive, episode: ModelEpisode) -> AsyncIterator[bytes]:
     """The body of a request, which its episode holds as long as the block goes on."""
     length = request.headers.get(b"content-length", b"")
-    parts, size, more = [], 0, True
+    parts, weight, more = [], 0, True
     if length.isdigit() and int(length) > MOST_REQUEST:
         raise TooLarge(f"the request is over {MOST_REQUEST} bytes")
     try:
@@ -149,15 +151,16 @@ async def _body(request: Request, receive: Receive, episode: ModelEpisode) -> As
             if message["type"] == "http.disconnect":
                 raise Invalid("the client left in the middle of its request")
             part: bytes = message["body"]
-            episode.hold(len(part))
-            size += len(part)
+            more_weight = len(part) + _VALUE * sum(map(part.count, (b",", b"[", b"{")))
+            episode.hold(more_weight)
+            weight += more_weight
             parts.append(part)
-            if size > MOST_REQUEST:
+            if weight > MOST_REQUEST:
                 raise TooLarge(f"the request is over {MOST_REQUEST} bytes")
             more = message["more_body"]
         yield b"".join(parts)
     finally:
-        episode.hold(-size)
+        episode.hold(-weight)
 
 
 class _Answer:

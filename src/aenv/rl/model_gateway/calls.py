@@ -21,6 +21,7 @@ from aenv.rl.model_gateway.chat import Asked, Body, Collected
 from aenv.rl.model_gateway.episodes import ModelEpisode, Record
 from aenv.rl.model_gateway.events import DONE, Events
 from aenv.rl.model_gateway.upstreams import Again, Tries, Upstream, Upstreams
+from aenv.rl.models import MOST_ANSWER
 from aenv.rl.trajectory import Tokens
 
 log = logging.getLogger("aenv.rl")
@@ -191,9 +192,12 @@ class Call:
     async def _pieces(self, upstream: Upstream, answer: Stream) -> AsyncGenerator[bytes]:
         streaming = self._dialect.streaming(self._asked, self._body)
         events, pieces, collected = Events(), chat.Pieces(), Collected()
-        done = False
+        done, size = False, 0
         try:
             async for piece in answer:
+                size += len(piece)
+                if size > MOST_ANSWER:
+                    raise ModelError(f"the model's stream is over {MOST_ANSWER} bytes")
                 for data in events.feed(piece):
                     if data == DONE or not data.strip():
                         done |= data == DONE
@@ -232,24 +236,23 @@ class Call:
             await finish(self._episode.hear(record))  # whoever leaves meanwhile: it has come, and counts
 
     def _record(self, answer: Body | None, error: str = "") -> Record:
-        body = self._asked.body
-        parameters = {name: value for name, value in body.items() if name not in _NO_PARAMETERS}
         record = Record(
-            messages=body["messages"],
-            tools=body.get("tools") or [],
-            parameters=parameters,
             dialect=self._dialect.name,
             streamed=self.streamed,
             error=error,
             began_at=self._began_at,
             seconds=time.monotonic() - self._began,
         )
-        if answer is None:
+        if answer is None:  # and what was asked is not kept: nobody learns from it
             return record
+        body = self._asked.body
         completion = chat.checked(answer, "the model")
         choice, usage, tokens = completion.choices[0], completion.usage or Usage(), completion.tokens or Tokens()
         return msgspec.structs.replace(
             record,
+            messages=body["messages"],
+            tools=body.get("tools") or [],
+            parameters={name: value for name, value in body.items() if name not in _NO_PARAMETERS},
             message={name: value for name, value in answer["choices"][0]["message"].items() if value is not None}
             | {"role": "assistant", "content": choice.message.content},
             model=completion.model,

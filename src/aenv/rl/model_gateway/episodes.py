@@ -10,14 +10,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from aenv.errors import AEnvError, Invalid, ModelError, RateLimited, Unauthorized
 from aenv.rl.model_gateway.upstreams import Upstream
 from aenv.rl.trajectory import Tokens
 
-MOST_HELD = 128 * 1024 * 1024
-"""Bytes of the requests of one episode that are under way."""
+MOST_HELD = 64 * 1024 * 1024
+"""Weight of the requests of one episode that are under way."""
+MOST_KEPT = 256 * 1024 * 1024
+"""Bytes that are kept of one episode, unless its owner says otherwise."""
 TOGETHER = 0.25
 """Seconds within which the same request may come again after a refusal that its sender need not know of: agents that
 sample send several at once."""
@@ -36,6 +39,8 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Written alone."""
     deadline: float | None = None
     """Seconds after its begin."""
+    max_bytes: int | None = MOST_KEPT
+    """Of what is kept of it."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -47,8 +52,8 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One call of a model through the gateway, in OpenAI's form whatever its client speaks."""
 
-    messages: list[dict[str, Any]]
-    """What the model was given."""
+    messages: list[dict[str, Any]] = []
+    """What the model was given; this, ``tools`` and ``parameters`` are kept of calls that were answered."""
     tools: list[dict[str, Any]] = []
     parameters: dict[str, Any] = {}
     """All else that was sent, such as ``temperature``."""
@@ -79,7 +84,10 @@ class ModelEpisode:
         self.limits = limits
         self.hidden = hidden
         """Variables with keys of providers, which its agent is not to have."""
-        self.records: list[Record] = []
+        self.kept = 0
+        """Bytes of what is known of it, here or where it is told."""
+        self._records: list[bytes] = []
+        """As JSON, which takes a tenth of what objects do."""
         self.failure: ModelError | None = None
         """The first failure of the model's servers: after it, nothing more is answered."""
         self.is_spent = False
@@ -91,7 +99,7 @@ class ModelEpisode:
         self.serial = limits.max_tokens is not None or limits.max_completion_tokens is not None
         """Whether its calls are made one after the other, as what one writes decides about the next."""
         self.heard: Callable[[Record], Awaitable[None]] | None = None
-        """Told of every answer before its client has all of it, one after the other."""
+        """Told of every answer before its client has all of it, one after the other. Nothing is recorded here then."""
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         """What is done around every call."""
         self.insisted: Callable[[], None] | None = None
@@ -129,11 +137,16 @@ class ModelEpisode:
             "ANTHROPIC_API_KEY": self.key,
         }
 
-    def hold(self, size: int) -> None:
-        """So many bytes more of its requests are kept, or fewer."""
-        if size > 0 and self._held + size > MOST_HELD:
+    @property
+    def records(self) -> list[Record]:
+        """Its calls, as far as nobody else was told of them."""
+        return [msgspec.json.decode(record, type=Record) for record in self._records]
+
+    def hold(self, weight: int) -> None:
+        """So much more of its requests is held, or less."""
+        if weight > 0 and self._held + weight > MOST_HELD:
             raise RateLimited(f"the episode's requests under way are over {MOST_HELD} bytes")
-        self._held += size
+        self._held += weight
 
     @asynccontextmanager
     async def asking(self, request: bytes) -> AsyncIterator[None]:
@@ -167,6 +180,7 @@ class ModelEpisode:
             ("tokens", self._prompt + self._completion, limits.max_tokens),
             ("written tokens", self._completion, limits.max_completion_tokens),
             ("seconds", time.monotonic() - self._began, limits.deadline),
+            ("bytes of records", self.kept, limits.max_bytes),
         )
         for what, used, most in reached:
             if most is not None and used >= most:
@@ -192,7 +206,9 @@ class ModelEpisode:
         """A call has ended. ``pieces`` of a stream have come, which is what counts where nobody tells of tokens."""
         self._prompt += record.prompt_tokens or 0
         self._completion += pieces if record.completion_tokens is None else record.completion_tokens
-        self.records.append(record)
+        if self.heard is None:
+            self._records.append(msgspec.json.encode(record))
+            self.kept += len(self._records[-1])
 
     async def hear(self, record: Record) -> None:
         """What it has brought is told."""

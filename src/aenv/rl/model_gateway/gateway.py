@@ -143,7 +143,7 @@ class _Behind:
 
 async def _heard(env: Episode, models: ModelEpisode, record: Record) -> None:
     try:
-        await tell(env, record)
+        models.kept += await tell(env, record)
     except Over:
         models.close("the episode is over")
         raise RateLimited("the episode is over") from None

@@ -9,20 +9,25 @@ import msgspec
 from aenv.rl.model_gateway.episodes import Record
 from aenv.rl.model_gateway.parts import arguments, text_of
 from aenv.rl.recording import Episode
+from aenv.rl.trajectory import Tokens
+
+_TOKEN = 8
+"""Bytes that a token counts for."""
 
 
-async def tell(env: Episode, record: Record) -> None:
-    """Write down what a model was given and answered.
+async def tell(env: Episode, record: Record) -> int:
+    """Write down what a model was given and answered; about how many bytes that is.
 
     A call that goes on with the conversation adds what is new. One that does not, as of an agent that has shortened
     its history, adds all that it was given.
     """
     if record.message is None:
-        return
+        return 0
     env.go_on()
     known = [_compared(message) for message in env.messages]
     given = [_compared(message) for message in record.messages]
-    new = record.messages[len(known) :] if given[: len(known)] == known else record.messages
+    told = len(known) if given[: len(known)] == known else 0
+    new = record.messages[told:]
     if record.tools and not env.tools:
         env.tools = record.tools
     env.hear(*new)
@@ -35,6 +40,9 @@ async def tell(env: Episode, record: Record) -> None:
         completion_tokens=record.completion_tokens,
         tokens=record.tokens,
     )
+    tokens = record.tokens or Tokens()
+    ids = sum(len(each or ()) for each in (tokens.prompt, tokens.completion, tokens.logprobs))
+    return len(msgspec.json.encode((new, record.message))) + _TOKEN * ids
 
 
 def _compared(message: dict[str, Any]) -> bytes:
