@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 import pytest_asyncio
 from benchmarks.servers.model import Model
@@ -144,6 +145,20 @@ async def test_keys_and_paths(made: tuple[Model, ModelGateway]) -> None:
     assert (status, answer["error"]["type"]) == (401, "authentication_error")
     status, answer = await post(one, MESSAGES, asking("say a"))
     assert (status, answer["type"]) == (401, "error")
+
+
+@pytest.mark.parametrize("sent", [("sk-other", "KEY"), ("KEY", "sk-other"), ("KEY", "KEY"), ("sk-other", "sk-other")])
+async def test_a_client_with_two_keys_needs_one_that_is_its_episodes(
+    made: tuple[Model, ModelGateway], sent: tuple[str, str]
+) -> None:
+    """Clients of Anthropic send both where ANTHROPIC_AUTH_TOKEN is set on their machine."""
+    async with made[1].episode() as episode:
+        assert episode.variables["ANTHROPIC_AUTH_TOKEN"] == episode.key
+        bearer, key = (each.replace("KEY", episode.key) for each in sent)
+        lines = f"Authorization: Bearer {bearer}\r\nX-Api-Key: {key}\r\n".encode()
+        body = msgspec.json.encode(asking("say hello", max_tokens=9))
+        answer = await http.request("POST", episode.url, MESSAGES, headers=lines, body=body, retries=0)
+    assert answer.status == (200 if "KEY" in sent else 401)
 
 
 async def test_limits(made: tuple[Model, ModelGateway]) -> None:

@@ -135,6 +135,7 @@ class ModelEpisode:
             "OPENAI_API_KEY": self.key,
             "ANTHROPIC_BASE_URL": self.url,
             "ANTHROPIC_API_KEY": self.key,
+            "ANTHROPIC_AUTH_TOKEN": self.key,
         }
 
     @property
@@ -275,9 +276,9 @@ class Episodes:
         self._by_key.pop(episode.key, None)
         await episode.end()
 
-    def of(self, key: str) -> ModelEpisode:
-        """The episode of that key."""
-        found = self._by_key.get(key)
+    def of(self, *keys: str) -> ModelEpisode:
+        """The episode of the first of these that is a key."""
+        found = next((self._by_key[key] for key in keys if key in self._by_key), None)
         if found is None:
             raise Unauthorized("there is no such episode, or it has ended", hint="use the key of an episode")
         found.used_at = time.monotonic()
