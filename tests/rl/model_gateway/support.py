@@ -38,6 +38,8 @@ class Scripted:
     def __init__(self, *answers: tuple[int, bytes]) -> None:
         self.answers = list(answers)
         self.asked: list[dict[str, Any]] = []
+        self.headers = b""
+        """Further lines of all answers."""
         self.url = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -49,7 +51,8 @@ class Scripted:
                 self.asked.append(msgspec.json.decode(data) if data else {})
                 status, body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
                 kind = b"text/event-stream" if body.startswith(b"data:") else b"application/json"
-                writer.write(b"HTTP/1.1 %d S\r\nContent-Type: %b\r\nContent-Length: " % (status, kind))
+                head = b"HTTP/1.1 %d S\r\n%bContent-Type: %b\r\nContent-Length: " % (status, self.headers, kind)
+                writer.write(head)
                 writer.write(b"%d\r\n\r\n%b" % (len(body), body))
         writer.close()
 

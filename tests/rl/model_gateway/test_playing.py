@@ -18,6 +18,7 @@ from aenv import http
 from aenv.evals import agent as agent_named
 from aenv.rl import Episode, Reward, Rules, Task, Turn, export, rollout
 from aenv.rl.model_gateway import ModelGateway, Upstream
+from aenv.rl.model_gateway.episodes import MANY
 from tests.rl.bench import Bench
 from tests.rl.model_gateway.support import asking, ids, post, standin, stream
 from tests.rl.proofs import has_no_number, is_scored
@@ -192,6 +193,24 @@ async def test_an_agent_that_does_not_take_no_for_an_answer_ends_there(
     async with ModelGateway(["http://127.0.0.1:9/v1"], retries=0) as gateway:
         trajectory = await rollout(plain_bench.env("words"), gateway.agent(agent), rules=Rules(rewards="first"))
     has_no_number(trajectory, "model_failed", "model")
+
+
+async def test_an_agent_that_asks_for_something_else_each_time_ends_as_well(
+    plain_bench: Bench, made: tuple[Model, ModelGateway]
+) -> None:
+    seen: list[int] = []
+
+    async def agent(env: Episode, task: Task) -> None:
+        assert env.models is not None
+        while True:
+            with contextlib.suppress(Exception):
+                seen.append((await post(env.models, "/v1/chat/completions", asking(f"say {len(seen)}")))[0])
+
+    behind, rules = made[1].agent(agent, max_calls=1), Rules(rewards="first", episode_timeout=60)
+    trajectory = await rollout(plain_bench.env("words"), behind, rules=rules)
+    is_scored(trajectory, 1.0)
+    assert (seen.count(200), trajectory.ended) == (1, "max_turns")
+    assert seen.count(429) <= MANY + 1
 
 
 async def test_a_program_that_asks_again_for_ever_is_ended(

@@ -10,6 +10,7 @@ import pytest
 
 from aenv import http
 from aenv.rl.model_gateway import Limits, ModelGateway, Upstream, calls, upstreams
+from aenv.rl.model_gateway.events import Events
 from aenv.rl.trajectory import Tokens
 from tests.rl.model_gateway.support import Scripted, asking, completion, events, ids, post, standin
 
@@ -23,6 +24,18 @@ UNKNOWN = (400, b'{"error": {"message": "return_token_ids: extra inputs are not 
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstreams, "_PAUSE", 0.001)
     monkeypatch.setenv("PROVIDER_KEY", KEY)
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\n\r\n"])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
+def test_events_wherever_a_stream_is_cut(end: bytes, size: int) -> None:
+    line = end[: len(end) // 2]
+    stream = end.join(
+        (b"data: one", b"", b": said", b"event: x" + line + b"data:two" + line + b"data: 2", b"data: 3", b"")
+    )
+    events = Events()
+    found = [event for start in range(0, len(stream), size) for event in events.feed(stream[start : start + size])]
+    assert found == [b"one", b"two\n2", b"3"]
 
 
 def piece(**more: Any) -> dict[str, Any]:
@@ -275,6 +288,42 @@ async def test_a_request_that_is_wrong_either_way_says_nothing_about_the_server(
             assert (await post(episode, CHAT, asking("hello")))[0] == 200
     assert [asked.get("return_token_ids") for asked in server.asked] == [True, None, True]
     assert episode.failure is None
+
+
+@pytest.mark.parametrize("after", ["inf", "1e300", "nan", "-1", "soon"])
+async def test_a_server_that_wants_to_be_left_alone_for_ever_is_not(
+    monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    monkeypatch.setattr(upstreams, "_LONGEST_PAUSE", 0.001)
+    async with Scripted(BUSY, (200, completion("well"))) as server, ModelGateway([server.url]) as gateway:
+        server.headers = f"Retry-After: {after}\r\n".encode()
+        async with gateway.episode() as episode:
+            assert (await post(episode, CHAT, asking("hello")))[0] == 200
+        now = asyncio.get_running_loop().time()
+        assert now < gateway.upstreams.all[0].resting_until <= now + 60
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}])
+async def test_an_answer_that_is_too_long_is_not_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(upstreams, "MOST_ANSWER", 10_000)
+    long = (400 if more else 200, completion("x" * 20_000))
+    async with Scripted(long) as server, ModelGateway([server.url]) as gateway, gateway.episode() as episode:
+        assert (await post(episode, CHAT, asking("hello", **more)))[0] == 502
+        assert gateway.upstreams.all[0].resting_until == 0.0
+    assert episode.failure is not None
+    assert len(server.asked) == 1
+
+
+async def test_usage_below_zero_gives_nothing_back() -> None:
+    usage = {"prompt_tokens": -1000, "completion_tokens": -1000}
+    less = completion("well", usage=usage)
+    well = completion("well", usage={"prompt_tokens": 5, "completion_tokens": 5})
+    async with Scripted((200, less), (200, well)) as server, ModelGateway([server.url]) as gateway:
+        async with gateway.episode(max_tokens=10) as episode:
+            statuses = [(await post(episode, CHAT, asking("hello")))[0] for _ in range(3)]
+    assert statuses == [200, 200, 429]
 
 
 async def test_a_round_asks_each_server_once() -> None:

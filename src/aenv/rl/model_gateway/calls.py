@@ -272,8 +272,10 @@ def _unread(exc: Exception) -> AEnvError:
 
 
 def _counted(told: int | None, ids: list[int] | None) -> int | None:
-    """How many tokens there are: as the server tells, or as many as it gives."""
-    return len(ids) if told is None and ids is not None else told
+    """How many tokens there are: as the server tells, or as many as it gives. None are ever given back."""
+    if told is None:
+        return None if ids is None else len(ids)
+    return max(told, 0)
 
 
 async def again(tries: Tries, episode: ModelEpisode, exc: Again) -> None:

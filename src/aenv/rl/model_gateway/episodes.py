@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,6 +23,8 @@ MOST_KEPT = 256 * 1024 * 1024
 TOGETHER = 0.25
 """Seconds within which the same request may come again after a refusal that its sender need not know of: agents that
 sample send several at once."""
+MANY = 100
+"""Requests that may be refused, however they differ."""
 
 
 class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -104,8 +105,8 @@ class ModelEpisode:
         """What is done around every call."""
         self.insisted: Callable[[], None] | None = None
         """Told once, when its agent goes on to ask for what it is not given."""
-        self._refused: dict[bytes, float] = {}
-        """Digests of what a limit was in the way of, and since when."""
+        self._refused: dict[int, float] = {}
+        """Hashes of what a limit was in the way of, and since when."""
         self.used_at = self._began = time.monotonic()
         """When anybody wanted something of it."""
         self._calls = self._held = 0
@@ -167,9 +168,8 @@ class ModelEpisode:
             self._insist()
             raise ModelError(f"an earlier call has failed: {self.failure.message}")
         if why := self._closed or self._reached():
-            self.is_spent = True
-            digest = hashlib.sha256(request).digest()
-            if came_at > self._refused.setdefault(digest, time.monotonic()) + TOGETHER:
+            self.is_spent, now = True, time.monotonic()
+            if len(self._refused) >= MANY or came_at > self._refused.setdefault(hash(request), now) + TOGETHER:
                 self._insist()
             raise RateLimited(why)
 

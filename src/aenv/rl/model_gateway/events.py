@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ MOST_EVENT = 16 * 1024 * 1024
 """Bytes of one event."""
 DONE = b"[DONE]"
 """The last event of OpenAI's chat completions."""
+_END = re.compile(rb"\r?\n\r?\n")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -20,18 +22,22 @@ class Events:
     """Cuts a stream into the data of its events."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
+        self._read = 0
+        """Bytes of it in which no event ends."""
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         """What has become complete with this piece."""
-        data = self._rest + piece if self._rest else piece
-        if b"\r" in data:
-            data = data.replace(b"\r\n", b"\n")
-        *whole, self._rest = data.split(b"\n\n")
+        self._rest += piece
+        *whole, rest = _END.split(bytes(self._rest[self._read :]))
+        if whole:
+            whole[0] = bytes(self._rest[: self._read]) + whole[0]
+            self._rest = bytearray(rest)
+        self._read = max(len(self._rest) - 3, 0)  # what comes may end what has begun to end
         if len(self._rest) > MOST_EVENT:
             raise ModelError(f"an event of the model's stream is over {MOST_EVENT} bytes")
         for event in whole:
-            lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+            lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
             if lines:
                 yield b"\n".join(lines)
 

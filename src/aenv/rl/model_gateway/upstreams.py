@@ -14,12 +14,14 @@ import msgspec
 
 from aenv import config, http
 from aenv.control import plain_header
-from aenv.errors import AEnvError, Invalid, ModelError
+from aenv.errors import AEnvError, Invalid, ModelError, TooLarge
 from aenv.http import Response, Stream
 from aenv.rl.models import AGAIN, MOST_ANSWER
 
 REST = 5.0
 """Seconds that a server which failed is left alone, where another can be asked."""
+_LONGEST_REST = 60.0
+"""Seconds, however many a server asks for."""
 _PAUSE, _LONGEST_PAUSE = 0.25, 30.0
 _SHOWN = 300
 _SLOW = 2
@@ -95,9 +97,11 @@ class Upstreams:
             if not limit.expired():
                 raise
             raise Again(upstream, f"the model did not answer within {self.timeout:g} s", slow=True) from None
+        except ModelError:
+            raise
+        except TooLarge as exc:  # it would be again
+            raise ModelError(f"the model's answer cannot be taken: {exc.message}") from exc
         except AEnvError as exc:
-            if isinstance(exc, ModelError):
-                raise
             raise Again(upstream, f"the model did not answer: {exc.message}") from exc
 
     @asynccontextmanager
@@ -120,6 +124,8 @@ class Upstreams:
         except AEnvError as exc:
             if entered or isinstance(exc, ModelError):
                 raise
+            if isinstance(exc, TooLarge):
+                raise ModelError(f"the model's answer cannot be taken: {exc.message}") from exc
             slow = loop.time() - begun >= self.timeout
             raise Again(upstream, f"the model did not answer: {exc.message}", slow=slow) from exc
 
@@ -169,15 +175,20 @@ def _looked_at(upstream: Upstream, response: Response) -> Response:
         return response
     words = f"the model answered with status {status}: {upstream.said(response.body)}"
     if status in AGAIN:
-        try:
-            after: float | None = max(float(response.headers[b"retry-after"]), 0.0)
-        except (KeyError, ValueError):
-            after = None
-        raise Again(upstream, words, after)
+        raise Again(upstream, words, _after(response))
     if status not in _REFUSED or not _tells(status, response.body):
         raise ModelError(words)
     told = upstream.without_key(response.body.decode(errors="replace"))
     return Response(status, response.headers, told.encode())
+
+
+def _after(response: Response) -> float | None:
+    """How long a server wants to be left alone."""
+    try:
+        after = float(response.headers[b"retry-after"])
+    except (KeyError, ValueError):
+        return None
+    return min(after, _LONGEST_REST) if after >= 0 else None
 
 
 def _tells(status: int, body: bytes) -> bool:
