@@ -1,8 +1,8 @@
 """A server that speaks OpenAI's chat completions with token ids and log-probabilities, as vLLM gives them.
 
-It says what the last message tells it to: ``say TEXT``, ``call NAME JSON``, ``hang``, ``die`` in the middle of an
-answer, ``busy N`` times and then well. While it has a ``script``, it does what comes next there instead. Its tokens are
-the code points of what it read and wrote. ``python -m benchmarks.servers.model`` prints its address.
+It says what the last message tells it to: ``say TEXT``, ``call NAME JSON``, ``hang``, ``fail``, ``die`` in the middle of
+an answer, ``busy N`` times and then well. While it has a ``script``, it does what comes next there instead. Its tokens
+are the code points of what it read and wrote. ``python -m benchmarks.servers.model`` prints its address.
 """
 
 from __future__ import annotations
@@ -62,6 +62,9 @@ class Model:
         if verb == "busy" and self.busy < int(rest):
             self.busy += 1
             _whole(writer, {"error": {"message": "busy"}}, 503, "Retry-After: 0\r\n")
+            return
+        if verb == "fail":
+            _whole(writer, {"error": {"message": "the sampler has failed"}}, 500)
             return
         if verb == "refuse":
             _whole(writer, {"error": {"message": "the prompt is too long"}}, 400)

@@ -173,6 +173,17 @@ async def test_a_model_that_fails_is_no_observation(plain_bench: Bench) -> None:
     has_no_number(trajectory, "model_failed", "model")
 
 
+async def test_what_a_model_cannot_be_asked_is_the_agents_affair(
+    plain_bench: Bench, made: tuple[Model, ModelGateway]
+) -> None:
+    async def agent(env: Episode, task: Task) -> None:
+        assert env.models is not None
+        assert (await post(env.models, "/v1/chat/completions", asking("fail")))[0] == 400
+
+    trajectory = await rollout(plain_bench.env("words"), made[1].agent(agent), rules=Rules(rewards="first"))
+    is_scored(trajectory, 1.0)
+
+
 @pytest.mark.parametrize("more", [{}, {"stream": True}])
 async def test_an_agent_that_does_not_take_no_for_an_answer_ends_there(
     plain_bench: Bench, made: tuple[Model, ModelGateway], more: dict[str, Any]

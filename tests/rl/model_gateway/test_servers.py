@@ -326,6 +326,54 @@ async def test_usage_below_zero_gives_nothing_back() -> None:
     assert statuses == [200, 200, 429]
 
 
+@pytest.mark.parametrize("more", [{}, {"stream": True}])
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+async def test_a_request_that_servers_fail_at_is_its_agents_affair(path: str, more: dict[str, Any]) -> None:
+    """Servers that are well otherwise: no episode is lost for it, and no other one has fewer servers."""
+    async with standin() as (one, first), standin() as (two, second), ModelGateway([first, second]) as gateway:
+        async with gateway.episode() as episode, gateway.episode() as other:
+            body = {"model": "m", "input": "fail"} if path == RESPONSES else asking("fail")
+            status, told = await post(episode, path, {**body, **more})
+            assert (status, told["error"]["type"]) == (400, "invalid_request_error")
+            assert "the sampler has failed" in told["error"]["message"]
+            assert [upstream.resting_until for upstream in gateway.upstreams.all] == [0.0, 0.0]
+            for each in (episode, other):
+                assert (await post(each, CHAT, asking("say hello")))[0] == 200
+    asked = [[each["messages"][-1]["content"] for each in model.asked] for model in (one, two)]
+    assert [each[:2] for each in asked] == [["fail", "Hello."]] * 2
+    assert (episode.failure, episode.trouble) == (None, None)
+    assert "the sampler has failed" in episode.records[0].error
+
+
+async def test_the_only_server_is_asked_twice_before_a_request_is_at_fault() -> None:
+    async with standin() as (model, url), ModelGateway([url]) as gateway, gateway.episode() as episode:
+        assert (await post(episode, CHAT, asking("fail")))[0] == 400
+    assert [each["messages"][-1]["content"] for each in model.asked] == ["fail", "Hello."] * 2
+    assert episode.failure is None
+
+
+FAILS = (500, b'{"error": {"message": "the engine has failed"}}')
+
+
+@pytest.mark.parametrize("after", [FAILS, BUSY, (400, b'{"error": {"message": "no"}}')], ids=str)
+async def test_a_server_that_fails_at_everything_has_failed(after: tuple[int, bytes]) -> None:
+    """Its episode is not scored."""
+    async with Scripted(FAILS, after, FAILS, after, FAILS, after) as server:
+        async with ModelGateway([server.url], retries=2) as gateway, gateway.episode() as episode:
+            assert (await post(episode, CHAT, asking("hello")))[0] == 502
+            assert gateway.upstreams.all[0].resting_until > 0.0
+    assert episode.failure is not None
+
+
+async def test_a_server_that_fails_once_goes_on() -> None:
+    well = (200, completion("well"))
+    async with Scripted(FAILS, well) as server, ModelGateway([server.url]) as gateway, gateway.episode() as episode:
+        assert (await post(episode, CHAT, asking("hello")))[0] == 200
+        assert gateway.upstreams.all[0].resting_until == 0.0
+    assert len(server.asked) == 3
+    assert (episode.failure, episode.trouble) == (None, None)
+
+
 async def test_a_round_asks_each_server_once() -> None:
     async with (
         Scripted(BUSY, (200, completion("one"))) as one,

@@ -20,12 +20,11 @@ from aenv.rl.model_gateway import chat, messages, responses
 from aenv.rl.model_gateway.chat import Asked, Body, Collected
 from aenv.rl.model_gateway.episodes import ModelEpisode, Record
 from aenv.rl.model_gateway.events import DONE, Events
-from aenv.rl.model_gateway.upstreams import Again, Tries, Upstream, Upstreams
+from aenv.rl.model_gateway.upstreams import PATH, Again, AtFault, Tries, Upstream, Upstreams
 from aenv.rl.models import MOST_ANSWER
 from aenv.rl.trajectory import Tokens
 
 log = logging.getLogger("aenv.rl")
-PATH = "/chat/completions"
 LEFT = "the client left"
 _NO_PARAMETERS = ("messages", "tools")
 
@@ -74,7 +73,7 @@ class Call:
         self._dialect = dialect
         self._episode = episode
         self._upstreams = upstreams
-        self._tries = Tries(upstreams)
+        self._tries = Tries(upstreams, str(self._body.get("model") or ""))
         self._plain: Upstream | None = None
         """A server that refused this call, perhaps for what we added."""
         self._is_kept = False
@@ -107,6 +106,10 @@ class Call:
             yield
         except RateLimited:
             raise
+        except AtFault as exc:
+            self._episode.trouble = None
+            self._keep(exc.message)
+            raise
         except Exception as exc:
             failed = _unread(exc)
             self._episode.fail(failed)
@@ -122,7 +125,7 @@ class Call:
             self._episode.keep(self._record(None, error))
 
     def _upstream(self) -> Upstream:
-        upstream = self._upstreams.choose(self._episode.upstream)
+        upstream = self._upstreams.choose(self._episode.upstream, self._tries.tried)
         self._episode.move(upstream)
         return upstream
 
@@ -293,7 +296,7 @@ async def models(episode: ModelEpisode, upstreams: Upstreams) -> Response:
     tries = Tries(upstreams)
     while True:
         try:
-            response = await upstreams.ask("GET", "/models", upstreams.choose(episode.upstream), b"")
+            response = await upstreams.ask("GET", "/models", upstreams.choose(episode.upstream, tries.tried), b"")
         except Again as exc:
             await again(tries, episode, exc)
         else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -16,8 +16,10 @@ from aenv import config, http
 from aenv.control import plain_header
 from aenv.errors import AEnvError, Invalid, ModelError, TooLarge
 from aenv.http import Response, Stream
+from aenv.models import to_json
 from aenv.rl.models import AGAIN, MOST_ANSWER
 
+PATH = "/chat/completions"
 REST = 5.0
 """Seconds that a server which failed is left alone, where another can be asked."""
 _LONGEST_REST = 60.0
@@ -28,6 +30,13 @@ _SLOW = 2
 """How often a call may take all the time that an answer has."""
 _REFUSED = (400, 404, 413, 422)
 """Statuses by which a server tells a client that its request is wrong."""
+_FAILS = 500
+"""By which a server says that it has failed at a request, and not that it is busy or behind something that is."""
+_AT_FAULT = 2
+"""Failures at a request, of servers that are well, after which it is the request."""
+_WORD = 30.0
+"""Seconds in which a server that is well says a word."""
+_HELLO = [{"role": "user", "content": "Hello."}]
 _drawn = random.SystemRandom().uniform
 
 
@@ -75,15 +84,24 @@ class Upstreams:
         self.timeout = timeout
         self.retries = retries
 
-    def choose(self, last: Upstream | None) -> Upstream:
-        """The one that an episode was on, whose cache knows its prompt; else the one with the fewest episodes."""
+    def choose(self, last: Upstream | None, tried: Collection[Upstream] = ()) -> Upstream:
+        """The one that an episode was on, whose cache knows its prompt; else the one with the fewest episodes. One that
+        was tried only where there is no other."""
         now = asyncio.get_running_loop().time()
-        if last is not None and last.resting_until <= now:
-            return last
         awake = [upstream for upstream in self.all if upstream.resting_until <= now]
-        if awake:
-            return min(awake, key=lambda upstream: upstream.episodes)
-        return min(self.all, key=lambda upstream: upstream.resting_until)
+        fresh = [upstream for upstream in awake if upstream not in tried] or awake
+        if not fresh:
+            return min(self.all, key=lambda upstream: upstream.resting_until)
+        return last if last in fresh else min(fresh, key=lambda upstream: upstream.episodes)
+
+    async def is_well(self, upstream: Upstream, model: str) -> bool:
+        """Whether a server that has failed at a request answers another: a word with a word."""
+        asked = {"model": upstream.model or model, "messages": _HELLO, "max_completion_tokens": 1}
+        try:
+            async with asyncio.timeout(_WORD):
+                return (await self.ask("POST", PATH, upstream, to_json(asked))).status == 200
+        except (ModelError, TimeoutError):
+            return False
 
     async def ask(self, method: str, path: str, upstream: Upstream, body: bytes) -> Response:
         """One answer as a whole. What may go well when it is asked again is an ``Again``."""
@@ -133,37 +151,56 @@ class Upstreams:
 class Again(ModelError):
     """May go well when it is asked again."""
 
-    def __init__(self, upstream: Upstream, message: str, after: float | None = None, *, slow: bool = False) -> None:
+    def __init__(
+        self, upstream: Upstream, message: str, *, answered: int = 0, after: float | None = None, slow: bool = False
+    ) -> None:
         super().__init__(message)
         self.upstream = upstream
+        self.answered = answered
+        """With which status, when it did."""
         self.after = after
         """Seconds after which the server says so."""
         self.slow = slow
         """Whether it took all the time that an answer has."""
 
 
+class AtFault(Invalid):
+    """A request that servers fail at which are well."""
+
+
 class Tries:
     """How often one call is asked: in a round each server once, and with a pause between two rounds."""
 
-    def __init__(self, upstreams: Upstreams) -> None:
+    def __init__(self, upstreams: Upstreams, model: str | None = None) -> None:
+        """``model`` is which one is asked; None where it is not a model that is asked."""
         self._upstreams = upstreams
-        self._tried: set[Upstream] = set()
+        self._model = model
+        self.tried: set[Upstream] = set()
         """In this round."""
-        self._rounds = self._slow = 0
+        self._rounds = self._slow = self._at_fault = 0
 
     async def again(self, exc: Again) -> None:
-        """Wait until it is to be asked again; raises what it has met when it was asked often enough."""
+        """Wait until it is to be asked again; raises what it has met when it was asked often enough, and ``AtFault``
+        when it is the request that is to be another."""
+        if exc.answered == _FAILS and self._model is not None:
+            is_well = await self._upstreams.is_well(exc.upstream, self._model)
+        else:
+            is_well = False
+        self._at_fault += is_well
+        if self._at_fault >= _AT_FAULT:
+            raise AtFault(exc.message)
         now = asyncio.get_running_loop().time()
-        exc.upstream.resting_until = now + max(REST, exc.after or 0.0)
+        if not is_well:
+            exc.upstream.resting_until = now + max(REST, exc.after or 0.0)
         self._slow += exc.slow
-        self._tried.add(exc.upstream)
-        rest = (upstream for upstream in self._upstreams.all if upstream not in self._tried)
+        self.tried.add(exc.upstream)
+        rest = (upstream for upstream in self._upstreams.all if upstream not in self.tried)
         is_round = not any(upstream.resting_until <= now for upstream in rest)
         self._rounds += is_round
         if self._slow >= _SLOW or self._rounds > self._upstreams.retries:
             raise ModelError(exc.message) from exc
         if is_round:
-            self._tried.clear()
+            self.tried.clear()
             pause = min(_PAUSE * 2 ** (self._rounds - 1), _LONGEST_PAUSE) * _drawn(0.5, 1.0)
             await asyncio.sleep(max(pause, min(exc.after or 0.0, _LONGEST_PAUSE)))
 
@@ -175,7 +212,7 @@ def _looked_at(upstream: Upstream, response: Response) -> Response:
         return response
     words = f"the model answered with status {status}: {upstream.said(response.body)}"
     if status in AGAIN:
-        raise Again(upstream, words, _after(response))
+        raise Again(upstream, words, answered=status, after=_after(response))
     if status not in _REFUSED or not _tells(status, response.body):
         raise ModelError(words)
     told = upstream.without_key(response.body.decode(errors="replace"))
