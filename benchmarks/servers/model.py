@@ -1,7 +1,7 @@
 """A server that speaks OpenAI's chat completions with token ids and log-probabilities, as vLLM gives them.
 
-It says what the last message tells it to: ``say TEXT``, ``call NAME JSON``, ``hang``, ``fail``, ``die`` in the middle of
-an answer, ``busy N`` times and then well. While it has a ``script``, it does what comes next there instead. Its tokens
+It says what the last message tells it to: ``say TEXT``, ``call NAME JSON``, ``hang``, ``fail``, ``die`` half-way in an
+answer, ``busy N`` times and then well. While it has a ``script``, it does what comes next there instead. Its tokens
 are the code points of what it read and wrote. ``python -m benchmarks.servers.model`` prints its address.
 """
 

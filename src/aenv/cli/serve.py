@@ -66,6 +66,13 @@ STDIN = 0
     help="Of models: the variable with the provider's key; one for all, or one for each server.",
 )
 @click.option("--upstream-model", metavar="NAME", help="Of models: what servers are asked for, whatever agents name.")
+@click.option(
+    "--allow-field",
+    "allowed_fields",
+    metavar="NAME",
+    multiple=True,
+    help="Of models: a field of the servers' own that agents may send. Repeatable.",
+)
 @click.option("--no-tokens", is_flag=True, help="Of models: do not ask for token ids and log-probabilities.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="How its log is written. Else AENV_LOG_FORMAT.")
 @click.option("--project", type=click.Path(file_okay=False, path_type=Path), hidden=True)
@@ -91,6 +98,7 @@ def serve(
     upstreams: Sequence[str],
     upstream_keys: Sequence[str],
     upstream_model: str | None,
+    allowed_fields: Sequence[str],
     no_tokens: bool,
     log_format: str | None,
     project: Path | None,
@@ -124,7 +132,7 @@ def serve(
         from aenv.serve import models
 
         servers = models.upstreams(upstreams, upstream_keys, upstream_model or "")
-        _models(servers, host, port, tokens=not no_tokens, log_format=log_format, output=output)
+        _models(servers, host, port, not no_tokens, allowed_fields, log_format=log_format, output=output)
         return
     from aenv import serve as platform
     from aenv.web import logs
@@ -164,7 +172,14 @@ def serve(
 
 
 def _models(
-    servers: Sequence[Upstream], host: str, port: int, *, tokens: bool, log_format: str | None, output: str
+    servers: Sequence[Upstream],
+    host: str,
+    port: int,
+    tokens: bool,
+    allowed_fields: Sequence[str],
+    *,
+    log_format: str | None,
+    output: str,
 ) -> None:
     from aenv.serve import models
     from aenv.web import logs
@@ -181,7 +196,7 @@ def _models(
             say("stop it with Ctrl-C\n")
 
     with stdout_reserved() if output == "json" else nullcontext(sys.stdout) as stdout:
-        models.serve(servers, host, port, tokens=tokens, ready=ready)
+        models.serve(servers, host, port, tokens=tokens, allowed_fields=allowed_fields, ready=ready)
 
 
 def _legacy(host: str, once: bool, twice: bool) -> int:

@@ -36,18 +36,41 @@ def owner_token(host: str) -> str:
     )
 
 
-def serve(servers: Sequence[Upstream], host: str, port: int, *, tokens: bool, ready: Callable[[str], None]) -> None:
+def serve(
+    servers: Sequence[Upstream],
+    host: str,
+    port: int,
+    *,
+    tokens: bool,
+    allowed_fields: Sequence[str],
+    ready: Callable[[str], None],
+) -> None:
     """Serve until this process is asked to end; ``ready`` is told the gateway's URL."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_serve(servers, host, port, tokens, ready))
+        runner.run(_serve(servers, host, port, tokens, allowed_fields, ready))
 
 
-async def _serve(servers: Sequence[Upstream], host: str, port: int, tokens: bool, ready: Callable[[str], None]) -> None:
+async def _serve(
+    servers: Sequence[Upstream],
+    host: str,
+    port: int,
+    tokens: bool,
+    allowed_fields: Sequence[str],
+    ready: Callable[[str], None],
+) -> None:
     stop = asyncio.Event()
     stop_at_signals(stop)
     allowed = [name for name in config.get("allowed_hosts").split(",") if name]
     desk, app = owned(owner_token(host), Hosts(loopback=is_loopback(host), allowed_hosts=[*allowed, host]))
-    gateway = ModelGateway(servers, host=host, port=port, tokens=tokens, allowed_hosts=allowed, owner=app)
+    gateway = ModelGateway(
+        servers,
+        host=host,
+        port=port,
+        tokens=tokens,
+        allowed_fields=allowed_fields,
+        allowed_hosts=allowed,
+        owner=app,
+    )
     async with gateway as desk.gateway:
         ready(gateway.url)
         await stop.wait()

@@ -452,6 +452,35 @@ async def test_what_an_agent_may_not_have_of_a_server() -> None:
     assert episode.failure is None
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("logits_processors", "chat_template", "chat_template_kwargs", "vllm_xargs", "priority", "best_of"),
+        *("use_beam_search", "prompt_logprobs", "ec_transfer_params", "lora_path", "anything"),
+    ],
+)
+async def test_fields_of_a_server_are_its_operators(field: str) -> None:
+    """Nobody who wanted one is let believe that it was heard. A null asks for nothing."""
+    async with standin() as (model, url):
+        async with ModelGateway([url]) as gateway, gateway.episode() as episode:
+            status, told = await post(episode, CHAT, asking("say hello", **{field: 3}))
+            assert (status, told["error"]["type"]) == (400, "invalid_request_error")
+            assert repr(field) in told["error"]["message"]
+            assert (await post(episode, CHAT, asking("say hello", **{field: None})))[0] == 200
+        async with ModelGateway([url], allowed_fields=[field]) as gateway, gateway.episode() as episode:
+            assert (await post(episode, CHAT, asking("say hello", **{field: 3})))[0] == 200
+    assert [asked.get(field, "not told") for asked in model.asked] == ["not told", 3]
+
+
+async def test_what_is_between_a_client_and_its_provider_is_not_told() -> None:
+    async with standin() as (model, url), ModelGateway([url]) as gateway, gateway.episode() as episode:
+        more = {"store": True, "metadata": {"a": "b"}, "service_tier": "flex", "prompt_cache_key": "k"}
+        sampling = {"top_k": 5, "min_p": 0.1, "seed": 3, "stop": ["x"]}
+        assert (await post(episode, CHAT, asking("say hello", **more, **sampling)))[0] == 200
+    assert not more.keys() & model.asked[0].keys()
+    assert sampling.items() <= model.asked[0].items()
+
+
 async def test_the_operators_model_is_asked_for() -> None:
     async with standin() as (model, url), ModelGateway([Upstream(url, model="ours")]) as gateway:
         async with gateway.episode() as episode:

@@ -28,6 +28,7 @@ async def test_episodes_of_a_gateway_elsewhere(tmp_path: Path) -> None:
     with standin_process() as (_, upstream):
         env = {**os.environ, "AENV_HOME": str(tmp_path), "AENV_MODELS_TOKEN": TOKEN}
         command = [*AENV, "serve", "models", "--upstream", upstream, "--port", "0", "-o", "json"]
+        command += ["--allow-field", "chat_template_kwargs"]
         with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:
@@ -38,7 +39,8 @@ async def test_episodes_of_a_gateway_elsewhere(tmp_path: Path) -> None:
                 data = begun["data"]
                 assert isinstance(data, dict)
                 chat = "/v1/chat/completions"
-                assert (await _asked("POST", url, chat, str(data["key"]), asking("say hello")))[0] == 200
+                body = asking("say hello", chat_template_kwargs={"enable_thinking": False})
+                assert (await _asked("POST", url, chat, str(data["key"]), body))[0] == 200
                 assert (await _asked("POST", url, chat, str(data["key"]), asking("say hello")))[0] == 429
                 assert (await _asked("POST", url, chat, TOKEN, asking("say hello")))[0] == 401
                 status, ended = await _asked("DELETE", url, f"/episodes/{data['id']}", TOKEN)

@@ -64,7 +64,8 @@ class Call:
     ) -> None:
         try:
             self._body: Body = msgspec.json.decode(data, type=dict[str, Any])
-            self._asked = Asked(dialect.request(self._body), tokens=tokens, most=episode.left)
+            asked, fields = dialect.request(self._body), upstreams.allowed_fields
+            self._asked = Asked(asked, tokens=tokens, most=episode.left, allowed_fields=fields)
             self._sent = to_json(self._asked.body)
         except NOT_JSON as exc:
             raise Invalid(f"the request is no JSON object that could be sent on: {exc}") from exc

@@ -6,7 +6,7 @@ Every server behind the gateway speaks this; the other dialects are translated t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -18,11 +18,25 @@ from aenv.rl.model_gateway.events import DONE, unnamed
 Body = dict[str, Any]
 _TOKENS = ("token_ids", "prompt_token_ids")
 _MOST = ("max_tokens", "max_completion_tokens")
-_OPERATORS = (
-    *("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "lora_path"),
-    "custom_logit_processor",
+_FIELDS = frozenset(
+    (
+        *("model", "messages", "stream", "stream_options", "n", "user"),
+        *("tools", "tool_choice", "parallel_tool_calls", "response_format", "reasoning_effort"),
+        *("temperature", "top_p", "frequency_penalty", "presence_penalty", "logit_bias", "seed", "stop", *_MOST),
+        *("logprobs", "top_logprobs", "return_token_ids"),
+        *("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "bad_words"),
+        *("skip_special_tokens", "include_stop_str_in_output"),
+    )
 )
-"""What would have a server reach elsewhere, or run what it is given."""
+"""What an agent may ask for: all else that servers know has them reach elsewhere, run what they are given, or serve it
+before others."""
+_PROVIDERS = frozenset(
+    (
+        *("store", "metadata", "service_tier", "safety_identifier"),
+        *("prompt_cache_key", "prompt_cache_retention", "prediction"),
+    )
+)
+"""What is between a client and OpenAI, and changes no answer. Servers of models ignore it, and are not told."""
 _MORE = "the model gave more than the one answer that it was asked for"
 _MEDIA = ("image_url", "video_url", "audio_url", "image", "video", "audio")
 
@@ -32,14 +46,18 @@ class Asked:
 
     __slots__ = ("_added", "_hidden", "body", "streamed")
 
-    def __init__(self, body: Body, *, tokens: bool, most: int | None = None) -> None:
-        """``tokens``: whether the server is asked for them; ``most``: how many it may write."""
+    def __init__(
+        self, body: Body, *, tokens: bool, most: int | None = None, allowed_fields: Collection[str] = ()
+    ) -> None:
+        """``tokens``: whether the server is asked for them; ``most``: how many it may write; ``allowed_fields``: what
+        an agent may ask for beside what all may."""
         messages = body.get("messages")
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise Invalid("'messages' is to be a list of messages")
         if body.get("n") not in (None, 1):
             raise Invalid("one answer a call is recorded, and no more", hint="ask once for each, instead of 'n'")
-        _check(body)
+        _check_media(body)
+        body = {name: value for name, value in body.items() if _may(name, value, allowed_fields)}
         self.streamed = bool(body.get("stream"))
         self._added = {name for name in ASKED if not body.get(name)} if tokens else set()
         self.body = {**body, **{name: ASKED[name] for name in self._added}}
@@ -85,11 +103,18 @@ def _least(given: Any, most: int) -> int:
     return min(given, most) if isinstance(given, int) and given > 0 else most
 
 
-def _check(body: Body) -> None:
-    """Raises for what an agent may not have of a server: that it reaches elsewhere for it."""
-    for name in _OPERATORS:
-        if body.get(name) is not None:
-            raise Invalid(f"{name!r} is for whoever runs the model, and not for an agent")
+def _may(name: str, value: Any, allowed_fields: Collection[str]) -> bool:
+    """Whether a server is told of a field. Raises for what an agent may not have of it."""
+    if name in _FIELDS or name in allowed_fields:
+        return True
+    if value is not None and name not in _PROVIDERS:
+        hint = "the gateway's operator can allow it by name (allowed_fields, --allow-field)"
+        raise Invalid(f"{name[:100]!r} is for whoever runs the model, and not for an agent", hint=hint)
+    return False
+
+
+def _check_media(body: Body) -> None:
+    """Raises for what a server would have to fetch."""
     for message in body["messages"]:
         parts = message.get("content")
         for part in parts if isinstance(parts, list) else ():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import TracebackType
@@ -43,17 +43,19 @@ class ModelGateway:
         tokens: bool = True,
         timeout: float = TIMEOUT,
         retries: int = 5,
+        allowed_fields: Collection[str] = (),
         allowed_hosts: Sequence[str] = (),
         owner: Asgi | None = None,
     ) -> None:
         """``tokens`` asks the servers for token ids and log-probabilities; ``timeout`` is for an answer, or between
-        two pieces of one; ``retries`` is how often a call is asked again before anything of it has been answered."""
+        two pieces of one; ``retries`` is how often a call is asked again before anything of it has been answered.
+        ``allowed_fields`` are those of the servers' own that agents may send, such as ``chat_template_kwargs``."""
         if owner is None and not is_loopback(host):
             raise Invalid(
                 f"a gateway on {host} is for more than this machine, and needs an owner's token",
                 hint="'aenv serve models' takes it from AENV_MODELS_TOKEN",
             )
-        self.upstreams = Upstreams(upstreams, timeout=timeout, retries=retries)
+        self.upstreams = Upstreams(upstreams, timeout=timeout, retries=retries, allowed_fields=allowed_fields)
         self.host, self.port = host, port
         self.episodes = Episodes()
         guard = Hosts(loopback=is_loopback(host), allowed_hosts=[*allowed_hosts, host])

@@ -77,12 +77,21 @@ class Upstream:
 class Upstreams:
     """Several servers of the same model."""
 
-    def __init__(self, upstreams: Sequence[str | Upstream], *, timeout: float, retries: int) -> None:
+    def __init__(
+        self,
+        upstreams: Sequence[str | Upstream],
+        *,
+        timeout: float,
+        retries: int,
+        allowed_fields: Collection[str] = (),
+    ) -> None:
         self.all = [Upstream(given) if isinstance(given, str) else given for given in upstreams]
         if not self.all:
             raise Invalid("no server of a model is given", hint="give upstreams=['http://host:8000/v1']")
         self.timeout = timeout
         self.retries = retries
+        self.allowed_fields = frozenset(allowed_fields)
+        """What agents may ask of them beside what all may."""
 
     def choose(self, last: Upstream | None, tried: Collection[Upstream] = ()) -> Upstream:
         """The one that an episode was on, whose cache knows its prompt; else the one with the fewest episodes. One that
