@@ -88,7 +88,7 @@ def chat(
             finish_reason="tool_calls" if calls else "stop",
             seconds=1.1 + len(turns) * 0.3,
             prompt_tokens=412 + 160 * len(turns),
-            completion_tokens=38 + 7 * len(turns),
+            completion_tokens=len(wrote) if tokens else 38 + 7 * len(turns),
             tokens=known,
         )
         turns.append(Turn(calls=calls, generation=spoken))

@@ -89,6 +89,7 @@ async def test_tokens_are_asked_for_and_kept(plain_bench: Bench) -> None:
     answer = saying("done")
     answer["prompt_token_ids"] = [1, 2, 3]
     answer["choices"][0] |= {"token_ids": [4, 5], "logprobs": {"content": [{"logprob": -0.5}, {"logprob": -1.0}]}}
+    answer["usage"] = {"prompt_tokens": 3, "completion_tokens": 2}
     async with model(answer) as server:
         trajectory = await rollout(plain_bench.env(), agent_of(server, tokens=True))
     assert (server.asked[0]["logprobs"], server.asked[0]["return_token_ids"]) == (True, True)

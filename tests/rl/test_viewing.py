@@ -47,7 +47,7 @@ def test_the_head_and_every_turn_are_shown() -> None:
     ):
         assert told in head
     in_order = [
-        "qwen3-8b, 1.1 s, tokens 412 + 38, tool_calls",
+        "qwen3-8b, 1.1 s, tokens 412 + 4, tool_calls",
         "> execute_command  0.02 s at 0.9 s call_0",
         "command: cd ~/shop",
         "1 failed, 6 passed",

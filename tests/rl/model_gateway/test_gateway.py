@@ -151,7 +151,7 @@ async def test_keys_and_paths(made: tuple[Model, ModelGateway]) -> None:
 async def test_a_client_with_two_keys_needs_one_that_is_its_episodes(
     made: tuple[Model, ModelGateway], sent: tuple[str, str]
 ) -> None:
-    """Clients of Anthropic send both where ANTHROPIC_AUTH_TOKEN is set on their machine."""
+    """Some clients of Anthropic send both where ANTHROPIC_AUTH_TOKEN is set on their machine."""
     async with made[1].episode() as episode:
         assert episode.variables["ANTHROPIC_AUTH_TOKEN"] == episode.key
         bearer, key = (each.replace("KEY", episode.key) for each in sent)

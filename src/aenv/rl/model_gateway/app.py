@@ -79,7 +79,7 @@ class App:
             return self._episodes.of(parts[2]), f"/{parts[3]}"
         header = request.headers.get(b"authorization", b"")
         bearer = header[7:].strip() if header[:7].lower() == b"bearer " else b""
-        # Clients of Anthropic send both where both are set, and one of them may be meant for somebody else.
+        # Some clients of Anthropic send both where both are set, and one of them may be meant for somebody else.
         keys = (bearer, request.headers.get(b"x-api-key", b""))
         return self._episodes.of(*(key.decode("latin-1") for key in keys)), request.path
 
