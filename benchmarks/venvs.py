@@ -10,6 +10,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from uv import find_uv_bin
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 CACHE = ROOT / ".cache" / "peers"
@@ -40,12 +42,7 @@ def python(wanted: Path, *, with_package: bool = False, version: str = "") -> Pa
             base = another(version) if version else Path(sys.executable)
             if base is None:
                 raise SystemExit(f"{wanted.stem} needs Python {version}, and there is none")
-            what = ["-r", str(wanted), *(("-e", str(ROOT)) if with_package else ())]
-            # Only pip finds the builds of PyTorch that a machine has beside those of the registry.
-            uv = None if "torch" in wanted.read_text() else shutil.which("uv")
-            _make(base, home, interpreter, what, uv=uv)
-            if _alone(wanted).exists():
-                _install(interpreter, ["--no-deps", "-r", str(_alone(wanted))], uv=uv)
+            _make(base, home, wanted, with_package=with_package)
             (home / "made-from").write_text(_key(wanted, with_package, version))
     return interpreter
 
@@ -81,20 +78,18 @@ def _key(wanted: Path, with_package: bool, version: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _make(base: Path, home: Path, interpreter: Path, what: list[str], *, uv: str | None) -> None:
-    if uv is not None:
-        _run(uv, "venv", "--quiet", "--python", str(base), str(home))
-    else:
-        _run(str(base), "-m", "venv", str(home))
-    _install(interpreter, what, uv=uv)
-
-
-def _install(interpreter: Path, what: list[str], *, uv: str | None) -> None:
-    if uv is not None:
-        # Compiled, as pip leaves it: a peer's start is measured, and not its first one.
-        _run(uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(interpreter), *what)
-    else:
-        _run(str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what)
+def _make(base: Path, home: Path, wanted: Path, *, with_package: bool) -> None:
+    _run(str(base), "-m", "venv", str(home))
+    interpreter = str(_interpreter(home))
+    pip, uv = (interpreter, "-m", "pip", "install", "--quiet"), (find_uv_bin(), "pip", "install", "--quiet")
+    if torch := [line for line in wanted.read_text().splitlines() if line.startswith("torch==")]:
+        # Only pip finds the builds of PyTorch that a machine has beside those of the registry.
+        _run(*pip, "--disable-pip-version-check", "--no-compile", *torch)
+    # A peer's start is measured, and not its first one; what has this repository in it is only tested.
+    more = ("-e", str(ROOT)) if with_package else ("--compile-bytecode",)
+    _run(*uv, "--python", interpreter, "-r", str(wanted), *more)
+    if _alone(wanted).exists():
+        _run(*uv, "--python", interpreter, "--no-deps", "-r", str(_alone(wanted)))
 
 
 def _run(*command: str) -> None:
