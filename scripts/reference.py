@@ -36,7 +36,8 @@ GROUPS = (
 )
 EPISODES = (
     ("Episodes", ("rollout", "rollouts", "Rollouts", "Task", "Rules", "Reward", "Stragglers")),
-    ("Agents", ("Episode", "OpenAIAgent")),
+    ("Agents", ("Episode", "OpenAIAgent", "TokenAgent", "Generated")),
+    ("Episodes that other loops drive", ("Driven",)),
     ("What is left of an episode", ("Trajectory", "Scored", "Failed", "Turn", "Call", "Tokens", "Group", "Tally")),
     ("Kept episodes", ("read", "Writer", "grouped", "replay", "Replayed", "rescore", "export", "Exported")),
 )
