@@ -19,6 +19,8 @@ TRAINERS = {
         *("ray.py", "rllib.py", "skyrl.py", "gymnasium", "examples/05-lights", "examples/06-keypad"),
         *("tests/peers/scripts/rllib.py", "tests/peers/scripts/skyrl.py"),
     ),
+    "agentlightning": ("agent_lightning.py", "examples/06-keypad"),
+    "areal": ("areal.py", "examples/06-keypad", "examples/07-tau2-areal"),
     "sb3": ("stable_baselines3.py", "gymnasium", "examples/05-lights"),
     "verl": (
         *("verl.py", "slime.py", "examples/06-keypad"),
@@ -26,6 +28,8 @@ TRAINERS = {
     ),
 }
 """What is of a trainer, beside what has its name: modules of ``aenv.integrations``, and examples."""
+VERSIONS = {"agentlightning": "3.12"}
+"""Of Python, where a trainer needs another than the one that runs this."""
 
 
 def is_changed(name: str, parts: tuple[str, ...]) -> bool:
@@ -52,9 +56,13 @@ if __name__ == "__main__":
     for name in ("mcp1", "mcp2"):
         venvs.python(requirements(name), with_package=True)
     for name, parts in TRAINERS.items():
-        made = venvs.is_made(requirements(name), with_package=True)
+        version = VERSIONS.get(name, "")
+        if version and not venvs.another(version):
+            print(f"{name}: there is no Python {version}; its tests are skipped")
+            continue
+        made = venvs.is_made(requirements(name), with_package=True, version=version)
         if made or not given.changed or is_changed(name, parts):
-            venvs.python(requirements(name), with_package=True)
+            venvs.python(requirements(name), with_package=True, version=version)
         else:
             print(f"{name}: nothing of it changed in the last day; its tests are skipped")
     for name in ("models", "seaweed", "wild"):

@@ -17,6 +17,8 @@ class Framework(NamedTuple):
 
 
 FRAMEWORKS = {
+    "agentlightning": Framework("agentlightning", "1.0", "aenv.integrations.agent_lightning"),
+    "areal": Framework("areal", "1.0", "aenv.integrations.areal"),
     "gymnasium": Framework("gymnasium", "1.4", "aenv.integrations.gymnasium.checking"),
     "ray": Framework("ray", "2.60", "aenv.integrations.ray"),
     "rllib": Framework("ray", "2.60", "aenv.integrations.rllib"),

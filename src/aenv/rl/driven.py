@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from aenv.cleanup import finish
@@ -18,7 +19,7 @@ from aenv.rl.playing import Draw, Plan, template
 from aenv.rl.recording import Episode, Over
 from aenv.rl.rules import Rules
 from aenv.rl.tasks import Task
-from aenv.rl.trajectory import Failed, Trajectory
+from aenv.rl.trajectory import Trajectory
 
 R = TypeVar("R")
 RULES = Rules(fast_forward=True)
@@ -47,7 +48,7 @@ class Driven:
         self.task = Task.of(task)
         self.trajectory: Trajectory | None = None
         """What there is of it, once it is over."""
-        self._plan = _Once(template(env), self._hold, rules or RULES, alone=False)
+        self._plan = Plan(template(env), self._hold, replace(rules or RULES, once=True), alone=False)
         self._draw = Draw(self.task, seed, group, sample)
         self._playing: asyncio.Task[Trajectory] | None = None
         self._episode: Episode | None = None
@@ -168,14 +169,6 @@ class Driven:
     def _check(over: Trajectory) -> None:
         if failed := over.failure:
             raise from_wire({"code": failed.kind, "message": failed.reason, "hint": failed.hint})
-
-
-class _Once(Plan):
-    """An episode that has begun is not begun again: whoever drives it would not notice."""
-
-    async def again(self, trajectory: Trajectory, retried: list[Failed]) -> bool:
-        failed = trajectory.failure
-        return failed is not None and failed.phase in ("create", "reset") and await super().again(trajectory, retried)
 
 
 async def _ended(*tasks: asyncio.Task[Any]) -> None:

@@ -37,6 +37,9 @@ class Rules:
     retries: int | Mapping[str, int] = field(default_factory=lambda: dict(RETRIED))
     """How often an episode is begun again in a new instance, by the kind of its failure; a number is for all kinds of
     ``RETRIED``."""
+    once: bool = False
+    """Whether an episode that is under way is never begun again: for those that somebody else drives, who would not
+    notice, or whose model is asked through a server that keeps what was said. What fails before that still is."""
 
     def __post_init__(self) -> None:
         for name in ("turn_timeout", "episode_timeout"):
@@ -54,5 +57,7 @@ class Rules:
 
     def may_retry(self, failed: Failed, before: Sequence[Failed]) -> bool:
         """Whether an episode that failed so is begun again, after those attempts at it that failed before."""
+        if self.once and failed.phase not in ("create", "reset"):
+            return False
         allowed = dict.fromkeys(RETRIED, self.retries) if isinstance(self.retries, int) else self.retries
         return sum(other.kind == failed.kind for other in before) < allowed.get(failed.kind, 0)
