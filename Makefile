@@ -6,6 +6,7 @@ NAME ?= 01-hello
 BASE ?= python:3.12-slim
 SOAK_SECONDS ?= 600
 SOAK_EPISODES ?= 5000
+SOAK_SEEDS ?= 3
 PODS ?= 10000
 
 .DEFAULT_GOAL := help
@@ -75,11 +76,12 @@ docs: $(VENV)/dev.stamp  ## write the generated parts of docs/reference
 serve: $(VENV)/package.stamp  ## serve the example on port 8081
 	@$(BIN)/aenv run --work-dir examples/$(NAME) --quiet
 
-soak: $(VENV)/dev.stamp  ## ten minutes each of everything: processes, Docker, Kubernetes (SOAK_SECONDS); and rollouts under kills (SOAK_EPISODES)
+soak: $(VENV)/dev.stamp  ## ten minutes each of everything: processes, Docker, Kubernetes (SOAK_SECONDS); rollouts under kills (SOAK_EPISODES), trainings (SOAK_SEEDS)
 	@$(BIN)/python -m benchmarks.soak platform --seconds $(SOAK_SECONDS)
 	@$(BIN)/python -m benchmarks.soak docker --seconds $(SOAK_SECONDS)
 	@$(BIN)/python -m benchmarks.soak kubernetes --seconds $(SOAK_SECONDS)
 	@$(BIN)/python -m benchmarks.soak rollouts --episodes $(SOAK_EPISODES)
+	@test $(SOAK_SEEDS) = 0 || $(BIN)/python -m benchmarks.soak trainings --seeds $(SOAK_SEEDS)
 
 clean:  ## forget the virtual environment and the caches
 	@rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache

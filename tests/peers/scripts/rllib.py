@@ -8,10 +8,11 @@ import os
 import random
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy
 import ray
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 
@@ -38,8 +39,11 @@ class Rows(PPOTorchLearner):
     """Looks at every row that is trained on: its reward is that of its observation and its action."""
 
     rows = wrong = 0
+    curve: ClassVar[list[float]] = []
 
     def update(self, *, training_data: Any, **kwargs: Any) -> Any:
+        rewards = numpy.concatenate([episode.get_rewards() for episode in training_data.episodes])
+        Rows.curve.append(float(rewards.mean()) * PRESSES)
         for episode in training_data.episodes:
             right = episode.get_observations()[:-1].argmax(axis=-1) == episode.get_actions()
             Rows.rows += len(right)
@@ -86,7 +90,8 @@ def trained(module: Any, name: str, seed: int, share: float, **tolerance: Any) -
     config.env_runners(rollout_fragment_length=PRESSES if tolerance else "auto")
     before, after = module.train(config)
     lost = len(LOST.read_text()) if LOST.exists() else 0
-    return {"before": before, "after": after, "lost": lost, "rows": Rows.rows, "wrong": Rows.wrong}
+    told = {"before": before, "after": after, "lost": lost, "rows": Rows.rows, "wrong": Rows.wrong}
+    return {**told, "curve": Rows.curve}
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ class Rows(BaseCallback):
     def __init__(self) -> None:
         super().__init__()
         self.rows = self.wrong = 0
+        self.curve: list[float] = []
 
     def _on_step(self) -> bool:
         return True
@@ -61,6 +62,7 @@ class Rows(BaseCallback):
         buffer = self.model.rollout_buffer
         right = buffer.observations.argmax(axis=-1) == buffer.actions[..., 0]
         self.rows += buffer.rewards.size
+        self.curve.append(float(buffer.rewards.mean()) * PRESSES)
         self.wrong += int((buffer.rewards != right / numpy.float32(PRESSES)).sum())
 
 
@@ -68,7 +70,7 @@ def train(seed: int, share: float) -> dict[str, Any]:
     lose(share, seed)
     rows = Rows()
     before, after = example().train(seed=seed, callback=rows)
-    return {"before": before, "after": after, "lost": lost, "rows": rows.rows, "wrong": rows.wrong}
+    return {"before": before, "after": after, "lost": lost, "rows": rows.rows, "wrong": rows.wrong, "curve": rows.curve}
 
 
 def api() -> dict[str, Any]:
