@@ -143,6 +143,7 @@ def test_run_serves_and_ends_well(demo):
     with running(root, "--quiet", "--", "--verbose", "x") as (process, served):
         assert (served["name"], served["tools"], served["rewards"]) == ("demo", ["hello"], [])
         assert served["mcp"] == served["url"] + "/mcp"
+        assert served["openenv"] == served["url"] + "/openenv"
         assert ask(served["url"] + "/health")["success"] is True
         assert "good day ['--verbose', 'x']" in json.dumps(ask(served["url"] + "/tools/hello", {}))
         process.send_signal(signal.SIGINT)

@@ -381,6 +381,15 @@ SANDBOX_PROBES: dict[str, Probe] = {
     "POST /tools/...": lambda world: Ask("/tools/look", {}),
     "DELETE /calls/...": lambda world: Ask("/calls/of-nobody"),
     "POST /ports/...": lambda world: Ask("/ports/8000", done=426),
+    "GET /openenv/ws": lambda world: Ask("/openenv/ws", done=426),
+    "POST /openenv/reset": _reset("/openenv/reset"),
+    "POST /openenv/step": lambda world: Ask("/openenv/step", {"action": {"type": "list_tools"}}),
+    "GET /openenv/state": lambda world: Ask("/openenv/state"),
+    "POST /openenv/mcp": lambda world: Ask("/openenv/mcp", {}),
+    "GET /openenv/schema": lambda world: Ask("/openenv/schema"),
+    "GET /openenv/metadata": lambda world: Ask("/openenv/metadata"),
+    "GET /openenv/openapi.json": lambda world: Ask("/openenv/openapi.json"),
+    "GET /openenv/health": lambda world: Ask("/openenv/health"),
 }
 """The routes of a runtime, for ada's instance."""
 GATEWAY_PROBES: dict[str, Probe] = {

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from aenv.runtime.app import EXACT, PREFIX
+from aenv.runtime.openenv import ROUTES
 from tests.platform.asking import CONTROL_PROBES, GATEWAY_PROBES, SANDBOX_PROBES, WORDS, Ask, Probe, World
 from tests.platform.support import PATIENCE, Reply, ask, platform
 
@@ -254,6 +255,7 @@ def test_every_route_has_a_row(world: World, table: Found) -> None:
     assert {route.removesuffix(" (public)") for route in table[CONTROL]} == served
     inside = {f"{method} {path}" for path, methods in EXACT.items() for method in methods}
     inside |= {f"{method} /{prefix}/..." for prefix, methods in PREFIX.items() for method in methods}
+    inside |= {f"{method} /openenv/{name}" for name, methods in ROUTES.items() for method in methods}
     assert set(table[STRAIGHT]) == inside
     assert set(table[DATA]) == inside | set(GATEWAY_PROBES) | {"GET exposed port"}
 

@@ -64,6 +64,7 @@ _BELOW = {
     b"functions": "/functions/{name}",
     b"calls": "/calls/{id}",
     b"ports": "/ports/{port}",
+    b"openenv": "/openenv/{name}",
 }
 _PORT = b"/ports/exposed"
 """Stands for whatever path of a server that listens in a sandbox."""

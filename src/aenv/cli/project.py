@@ -281,6 +281,7 @@ def _summary(found: Project, served: Served) -> dict[str, Any]:
         "version": found.version,
         "url": served.url,
         "mcp": f"{served.url}/mcp",
+        "openenv": f"{served.url}/openenv",
         "tools": list(served.tools),
         "rewards": list(served.rewards),
         "functions": list(served.functions),
@@ -297,6 +298,7 @@ def _banner(found: Project, served: Served, control: str | None) -> None:
     ):
         if names:
             say(f"  {word + ':':<11}{', '.join(names)}")
+    say(f"  {'OpenEnv:':<11}{served.url}/openenv")
     say("\nuse it from another terminal:")
     say(f"  export DUMMY_INSTANCE_IP={_local(served.url)}")
     if served.owner_token:

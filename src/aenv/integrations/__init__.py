@@ -20,6 +20,7 @@ FRAMEWORKS = {
     "agentlightning": Framework("agentlightning", "1.0", "aenv.integrations.agent_lightning"),
     "areal": Framework("areal", "1.0", "aenv.integrations.areal"),
     "gymnasium": Framework("gymnasium", "1.4", "aenv.integrations.gymnasium.checking"),
+    "openenv": Framework("openenv", "0.10", "aenv.integrations.openenv"),
     "ray": Framework("ray", "2.60", "aenv.integrations.ray"),
     "rllib": Framework("ray", "2.60", "aenv.integrations.rllib"),
     "sb3": Framework("stable-baselines3", "2.9", "aenv.integrations.stable_baselines3"),

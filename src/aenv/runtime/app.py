@@ -34,11 +34,13 @@ from aenv.runtime.tokens import Access
 if TYPE_CHECKING:
     from aenv.project import Project
     from aenv.runtime.loader import Loaded
+    from aenv.runtime.openenv import OpenEnv
     from aenv.runtime.shells import Shells
     from aenv.runtime.warm import Warm
     from aenv.runtime.wrapped import Wrapped
 
-Handler = Callable[["App", Request, str], Reply | ports.Tunnel | ports.Shell]
+Outcome = Reply | ports.Tunnel | ports.Shell | ports.Socket
+Handler = Callable[["App", Request, str], Outcome]
 
 PATIENCE = 10.0
 """Seconds a call with an id goes on unheard, for its client to come back."""
@@ -57,6 +59,7 @@ class App:
         self.answers = Answers()
         self.tunnels = ports.Tunnels(self._stirred)
         self._shells: Shells | None = None
+        self._openenv: OpenEnv | None = None
         self.calls: set[asyncio.Task[None]] = set()
         """Calls in flight."""
         self.boot = secrets.token_hex(8)
@@ -85,6 +88,18 @@ class App:
         self.boot = secrets.token_hex(8)
         self._guard = guard
         self._last = monotonic()
+        if self._openenv is not None:
+            self._openenv.forget()
+
+    @property
+    def openenv(self) -> OpenEnv:
+        """Made when the first client of OpenEnv's comes."""
+        if self._openenv is None:
+            with trusted.imports():
+                from aenv.runtime.openenv import OpenEnv
+
+            self._openenv = OpenEnv(self, self._max_body)
+        return self._openenv
 
     @property
     def shells(self) -> Shells:
@@ -122,6 +137,9 @@ class App:
             if isinstance(reply, ports.Shell):
                 await self.shells.serve(self.service.instance.working_directory, scope)
                 return
+            if isinstance(reply, ports.Socket):
+                await self.openenv.serve(reply.key, scope)
+                return
         except AEnvError as exc:
             reply = failure(exc)
         except _Gone:
@@ -139,6 +157,8 @@ class App:
         self.tunnels.close()
         if self._shells is not None:
             self._shells.close()
+        if self._openenv is not None:
+            self._openenv.leave()
         if self.wrapped is not None:
             self.wrapped.close()
 
@@ -149,6 +169,8 @@ class App:
         else:
             first, _, rest = path[1:].partition("/")
             methods = PREFIX.get(first, {}) if rest else {}
+            if first == "openenv":
+                methods = self.openenv.routes(rest)
         if route := methods.get(request.method):
             return *route, rest
         if (request.method, path) in self.service.loaded.endpoints:
@@ -188,7 +210,7 @@ class App:
             if not message.get("more_body"):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _once(self, request: Request, handler: Handler, rest: str) -> Reply | ports.Tunnel | ports.Shell:
+    def _once(self, request: Request, handler: Handler, rest: str) -> Outcome:
         """Handle a request, or answer again what was answered before under the same call id."""
         call_id = request.header(b"aenv-call-id")
         if call_id is None:
@@ -201,16 +223,22 @@ class App:
             self.answers.keep(call_id, request, reply)
         return reply
 
-    def _start(self, reply: Reply | ports.Tunnel | ports.Shell, request: Request) -> Reply | ports.Tunnel | ports.Shell:
+    def _start(self, reply: Outcome, request: Request) -> Outcome:
         if isinstance(reply, Answer) and reply.task is not None:
-            self.calls.add(reply.task)
             if is_call(request):
-                self._in_flight += 1
-                self._begun += request.method != "GET"
-                reply.task.add_done_callback(self._ended)
+                self.begun(reply, changes=request.method != "GET")
             else:
+                self.calls.add(reply.task)
                 reply.task.add_done_callback(self._closed)
         return reply
+
+    def begun(self, answer: Answer, *, changes: bool = True) -> None:
+        """Count a call from now on, until its task ends. ``changes``: whether it may change something."""
+        assert answer.task is not None
+        self.calls.add(answer.task)
+        self._in_flight += 1
+        self._begun += changes
+        answer.task.add_done_callback(self._ended)
 
     def _stirred(self) -> None:
         self._last = monotonic()
@@ -507,4 +535,5 @@ PREFIX: dict[str, dict[str, tuple[Access, Handler]]] = {
     "tools": {"POST": (Access.AGENT, App.tool)},
     "calls": {"DELETE": (Access.AGENT, App.cancel)},
     "ports": {"POST": (Access.OWNER, App.port)},
+    "openenv": {},  # as its own table has it
 }

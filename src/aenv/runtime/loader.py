@@ -20,7 +20,7 @@ from aenv.runtime.registry import Mark
 
 RESERVED = (
     *("/mcp", "/health", "/task", "/functions", "/tools", "/reset", "/reseed", "/calls", "/info"),
-    *("/state", "/files", "/exec", "/history", "/ports", "/shell", "/specialise", "/delivery"),
+    *("/state", "/files", "/exec", "/history", "/ports", "/shell", "/specialise", "/delivery", "/openenv"),
 )
 """First path segments that a function's own endpoint may not take."""
 _IMPORTING = ("<frozen importlib", importlib.__file__, __file__)

@@ -52,6 +52,22 @@ def shell_wanted(request: Request) -> Shell:
     return Shell()
 
 
+class Socket(NamedTuple):
+    """What answers a request that wants a session as a WebSocket."""
+
+    key: str
+
+
+def socket_wanted(request: Request) -> Socket:
+    """What a request for ``/openenv/ws`` asks for."""
+    key = request.header(b"sec-websocket-key")
+    if (request.header(b"upgrade") or "").lower() != "websocket" or not key:
+        raise UpgradeRequired("a session is a WebSocket", hint="send 'Connection: Upgrade' and 'Upgrade: websocket'")
+    if request.header(b"sec-websocket-version") != "13":
+        raise UpgradeRequired("WebSocket is spoken in version 13", hint="send 'Sec-WebSocket-Version: 13'")
+    return Socket(key)
+
+
 class Tunnels:
     """The open tunnels of a sandbox."""
 

@@ -294,13 +294,13 @@ class Connection(asyncio.Protocol):
             else:
                 self._next()
 
-    def take_over(self, protocol: str) -> tuple[Any, bytes]:
+    def take_over(self, protocol: str, headers: str = "") -> tuple[Any, bytes]:
         """Agree to go on with another protocol: the transport, whose protocol is to be replaced at once and which is
-        the application's until it returns, and what the client has sent already."""
+        the application's until it returns, and what the client has sent already. ``headers``: whole lines."""
         if self.transport.is_closing():
             raise ConnectionResetError("the client left")
         self._taken_over = True
-        self.transport.write(_STATUS[101] + f"connection: upgrade\r\nupgrade: {protocol}\r\n\r\n".encode())
+        self.transport.write(_STATUS[101] + f"connection: upgrade\r\nupgrade: {protocol}\r\n{headers}\r\n".encode())
         return self.transport, self._early or b""
 
     def _next(self) -> None:
