@@ -28,6 +28,7 @@ TRAINERS = {
         *("tests/integrations/test_slime.py", "tests/peers/scripts/slime*", "tests/peers/scripts/tiny.py"),
     ),
     "verifiers": ("src/aenv/runtime/openenv.py", "src/aenv/runtime/websocket.py", "examples/06-keypad"),
+    "trl": ("trl.py", "examples/06-keypad"),
 }
 """What is of a trainer, beside what has its name: modules of ``aenv.integrations``, and examples."""
 VERSIONS = {"agentlightning": "3.12"}

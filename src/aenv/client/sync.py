@@ -11,6 +11,7 @@ import functools
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -43,6 +44,11 @@ def _leave(loop: asyncio.AbstractEventLoop) -> None:
     if _loops.get(os.getpid()) is loop:
         with suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(_end(list(asyncio.all_tasks(loop))), loop).result(ENDING)
+
+
+def start(work: Coroutine[Any, Any, R]) -> Future[R]:
+    """Let it go on, on the background loop."""
+    return asyncio.run_coroutine_threadsafe(work, _loop())
 
 
 def wait(work: Coroutine[Any, Any, R]) -> R:

@@ -173,10 +173,10 @@ async def called(env: Episode, call: ToolCall) -> str:
         arguments = msgspec.json.decode(text, type=dict[str, Any]) if text.strip() else {}
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as exc:
         return f"the arguments of {name} are no JSON object: {exc}"
-    return _seen(await env.call_tool(name, arguments, id=call.id))
+    return seen(await env.call_tool(name, arguments, id=call.id))
 
 
-def _seen(result: ToolResult) -> str:
+def seen(result: ToolResult) -> str:
     """A result as the model reads it: text, and for what is none, which kind it is."""
     shown = [
         str(block.get("text", "")) if block.get("type") == "text" else f"[{block.get('type')}: {block.get('mimeType')}]"

@@ -1,0 +1,110 @@
+"""TRL itself, in a virtual environment of its own, on the example: it learns, and from no failure."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks import venvs
+
+from tests.peers.support import requirements
+from tests.support import ROOT
+
+pytestmark = pytest.mark.peer
+KEYPAD = ROOT / "examples" / "06-keypad"
+SCRIPT = ROOT / "tests" / "peers" / "scripts" / "trl_keypad.py"
+PATIENCE = 550
+STEPS, ROWS = 60, 60 * 32
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the example, as its reader has it."""
+    if not venvs.is_made(requirements("trl"), with_package=True):
+        pytest.skip("needs the virtual environment trl: run 'make components'")
+    return Path(shutil.copytree(KEYPAD, tmp_path / "keypad"))
+
+
+async def ran(folder: Path, *line: str) -> str:
+    """What a program of that virtual environment prints, in the folder."""
+    process = await asyncio.create_subprocess_exec(
+        *(str(venvs.python(requirements("trl"), with_package=True)), *line),
+        cwd=folder,
+        env={**os.environ, "AENV_HOME": str(folder.parent / "home"), "PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    printed, complained = await asyncio.wait_for(process.communicate(), PATIENCE)
+    assert process.returncode == 0, complained.decode()
+    return printed.decode()
+
+
+async def told(folder: Path, *arguments: str) -> dict[str, Any]:
+    """What the script says of it in its last line: the trainer prints, too."""
+    found: dict[str, Any] = json.loads((await ran(folder, str(SCRIPT), *arguments)).splitlines()[-1])
+    return found
+
+
+async def test_it_learns(folder: Path) -> None:
+    """The example, whose every row is looked at."""
+    found = await told(folder, "1", "0")
+    assert found["before"] < 0.3
+    assert found["after"] >= 0.6
+    assert (found["rows"], found["scored"], found["masked"], found["wrong"]) == (ROWS, ROWS, 0, 0)
+    assert found["called"] > 0.8 * ROWS, "or nothing was learned of an environment"
+
+
+async def test_it_learns_from_no_failure(folder: Path) -> None:
+    found = await told(folder, "1", "0.1")
+    assert found["before"] < 0.3
+    assert found["after"] >= 0.6
+    assert found["lost"] > 0.05 * ROWS
+    assert found["masked"] == found["lost"] == ROWS - found["scored"]
+    assert (found["rows"], found["wrong"]) == (ROWS, 0)
+
+
+async def test_what_a_trainer_gets(folder: Path) -> None:
+    found = await told(folder, "api")
+    assert found["schema"] == {
+        "name": "press",
+        "description": "Press a key.",
+        "parameters": {
+            "type": "object",
+            "properties": {"key": {"type": "integer", "description": "Which key."}},
+            "required": ["key"],
+        },
+    }
+    assert found["told"] == ["\n\nThe display shows 3.", "Press.\n\nThe display shows 2."]
+    assert found["said"] == "You pressed 3."
+    assert found["raised"] == ["tool_failed", "tool_failed", "invalid"]
+    assert found["rewards"] == [1.0, 1.0, None]
+
+
+async def test_rollouts_to_the_token(folder: Path) -> None:
+    found = await told(folder, "rollouts", "4")
+    assert found["rows"] == 32
+    assert 4 <= found["failed"] < 16
+    assert found["of_failed"] == 0
+    assert found["of_scored"] == 2, "what a tool answered is between two turns, and not trained on"
+    assert found["exact"]
+    assert found["finite"]
+
+
+async def test_a_batch_without_a_score_ends_the_training(folder: Path) -> None:
+    found = await told(folder, "rollouts", "1")
+    assert found["raised"] == "episode_failed"
+    assert "no episode of 32 was scored" in found["message"]
+
+
+async def test_the_check_of_its_installation(folder: Path) -> None:
+    found = json.loads(await ran(folder, "-m", "aenv", "train-check", "trl", "-o", "json"))
+    assert [(row["check"], row["status"]) for row in found["checks"]] == [
+        ("package", "ok"),
+        ("adapter", "ok"),
+        ("episode", "ok"),
+    ]
