@@ -81,7 +81,7 @@ async def test_what_a_trainer_gets(folder: Path) -> None:
     }
     assert found["told"] == ["\n\nThe display shows 3.", "Press.\n\nThe display shows 2."]
     assert found["said"] == "You pressed 3."
-    assert found["raised"] == ["tool_failed", "tool_failed", "invalid"]
+    assert found["raised"] == ["tool_failed", "tool_failed", "invalid", "episode_failed"]
     assert found["rewards"] == [1.0, 1.0, None]
 
 

@@ -45,7 +45,7 @@ def environment_factory(
     An instance is started for a moment, to learn which these are. ``task`` makes the task of a row of the dataset; by
     default it is of the columns that are called like fields of a task. ``rules`` are those of ``Driven``.
     """
-    methods = {name: _method(tool) for tool in wait(_offered(env)) for name in [tool["name"]]}
+    methods = {str(tool["name"]): _method(tool) for tool in wait(_offered(env))}
     if taken := [name for name in methods if name in OURS or name.startswith("_")]:
         raise Unsupported(f"TRL asks a method {taken[0]!r} of each environment, and never offers it to a model")
     name = env if isinstance(env, str) else env.env_name
@@ -79,21 +79,28 @@ class Played:
             return None
         if "prompt" not in row:
             return opening(driven.task, observation)
-        return opening(Task(), observation) and f"\n\n{opening(Task(), observation)}"
+        told = opening(Task(), observation)
+        return f"\n\n{told}" if told else None
 
     def get_reward(self) -> float | None:
         """The score, once the model is done; None, which TRL masks, where the platform failed."""
         if self._driven is None:
             raise EpisodeError("no episode has begun")
         trajectory = wait(self._driven.end())
-        if trajectory.ok:
-            return trajectory.reward
-        log.warning("an episode is masked: %s", trajectory.outcome)
+        failed = trajectory.failure
+        if failed is None or failed.kind in [wrong.code for wrong in WRONG]:
+            return trajectory.reward  # or what it raises
+        log.warning("an episode is masked: %s", failed)
         return None
 
 
 def _fields(row: dict[str, Any]) -> Given:
-    return {name: row[name] for name in Task.__struct_fields__ if row.get(name) is not None}
+    """Columns called like fields of a task, without what a dataset fills in where only other rows have a key."""
+    found = {name: row[name] for name in Task.__struct_fields__ if row.get(name) is not None}
+    for name, value in found.items():
+        if isinstance(value, dict):
+            found[name] = {key: part for key, part in value.items() if part is not None}
+    return found
 
 
 async def _offered(env: str | Environment) -> list[dict[str, Any]]:
@@ -121,9 +128,7 @@ def _method(tool: dict[str, Any]) -> Callable[..., str]:
     told = []
     for key, about in properties.items():
         default = inspect.Parameter.empty if key in required else about.get("default")
-        hint = _hint(about)
-        parameters.append(inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
-        method.__annotations__[key] = hint
+        parameters.append(inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default))
         told.append(f"    {key}: {' '.join(str(about.get('description') or key).split())}")
     method.__annotations__ = {key: _hint(about) for key, about in properties.items()}
     method.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

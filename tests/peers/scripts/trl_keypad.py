@@ -6,6 +6,7 @@ import json
 import math
 import random
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import train_trl as example
@@ -89,20 +90,26 @@ def train(seed: int, share: float) -> dict[str, Any]:
     }
 
 
+def refused(ask: Callable[[], Any]) -> str:
+    try:
+        return str(ask())
+    except AEnvError as exc:
+        return exc.code
+
+
 def api() -> dict[str, Any]:
     keypad = adapter.environment_factory("keypad")
     place = keypad()
     schema = get_json_schema(place.press)["function"]
-    told = place.reset(prompt=[], reset={"digit": 3}, seed=None)
+    told = place.reset(prompt=[], reset={"digit": 3, "of_another_row": None}, seed=None)
     alone = keypad().reset(instruction="Press.", reset={"digit": 2})
     said = place.press(key=3)
-    raised = []
-    for ask in (lambda: place.press(key=9), lambda: place.press(kye=3), lambda: keypad().reset(reset={"key": 1})):
-        try:
-            ask()
-        except AEnvError as exc:
-            raised.append(exc.code)
+    asked = (lambda: place.press(key=9), lambda: place.press(kye=3), lambda: keypad().reset(reset={"key": 1}))
+    raised = [refused(ask) for ask in asked]
     reward = place.get_reward()
+    wrong = keypad()
+    wrong.reset(reward={"key": 3})
+    raised.append(refused(wrong.get_reward))
     failing = adapter.environment_factory("keypad", rules=KEEPS)()
     failing.reset(reset={"digit": 3})
     failing.press(key=3)
