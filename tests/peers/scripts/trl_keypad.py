@@ -18,7 +18,7 @@ from aenv import AEnvError, Environment, attach
 from aenv.client.sync import wait
 from aenv.integrations import trl as adapter
 from aenv.integrations.checking import lose, lose_episode
-from aenv.rl import Driven, Episode, Rules
+from aenv.rl import Driven, Episode, Rules, TokenAgent
 
 KEEPS = Rules()
 """An episode whose instance is lost has failed: the trainer is to be seen with failures."""
@@ -90,6 +90,16 @@ def train(seed: int, share: float) -> dict[str, Any]:
     }
 
 
+ODD = {
+    "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+    "some": {"type": "array", "items": {"type": "integer"}},
+    "one": {"enum": ["x", "y"]},
+    "either": {"type": ["integer", "string"], "description": "one\n  of two"},
+    "any": {},
+}
+"""What arguments of a tool may be like."""
+
+
 def refused(ask: Callable[[], Any]) -> str:
     try:
         return str(ask())
@@ -101,6 +111,8 @@ def api() -> dict[str, Any]:
     keypad = adapter.environment_factory("keypad")
     place = keypad()
     schema = get_json_schema(place.press)["function"]
+    odd = {"name": "fs-read", "parameters": {"type": "object", "properties": ODD, "required": ["some"]}}
+    read = get_json_schema(adapter._method(odd))["function"]
     told = place.reset(prompt=[], reset={"digit": 3, "of_another_row": None}, seed=None)
     alone = keypad().reset(instruction="Press.", reset={"digit": 2})
     said = place.press(key=3)
@@ -115,7 +127,7 @@ def api() -> dict[str, Any]:
     failing.press(key=3)
     wait(lose_episode(failing._driven))
     return {
-        "schema": schema,
+        "schemas": [schema, read],
         "told": [told, alone],
         "said": said,
         "raised": raised,
@@ -124,16 +136,17 @@ def api() -> dict[str, Any]:
 
 
 def rollouts(every: int) -> dict[str, Any]:
-    """A step by ``rollout_func``, in which each so many-th call loses its instance, and what is trained on of it."""
+    """A step by ``rollout_func``, in which an instance is lost each so many times that a model is asked."""
     written: set[tuple[int, ...]] = set()
     rows: list[dict[str, Any]] = []
-    call, numbers = Episode.call_tool, itertools.count(1)
+    heard, numbers = TokenAgent._heard, itertools.count(1)
 
-    async def losing(episode: Episode, *args: Any, **more: Any) -> Any:
+    async def losing(agent: TokenAgent, episode: Episode, ids: list[int]) -> Any:
         if next(numbers) % every == 0:
-            async with Environment("keypad", provision=attach(episode.sandbox.url)) as another:
+            sandbox = episode.sandbox
+            async with Environment("keypad", provision=attach(sandbox.url, sandbox.token)) as another:
                 await lose(another)
-        return await call(episode, *args, **more)
+        return await heard(agent, episode, ids)
 
     class Batch(GRPOTrainer):
         def _generate_single_turn(self, *args: Any) -> Any:
@@ -154,12 +167,13 @@ def rollouts(every: int) -> dict[str, Any]:
                 rows.append({"reward": one["reward"], "written": [tuple(run) in written for run in runs]})
             return found
 
+    example.set_seed(1)
     tools = [{"type": "function", "function": tool} for tool in wait(adapter._offered("keypad"))]
     model, tokenizer = example.warmed(tools, 1)
     play = adapter.rollout_func("keypad", lambda prompt: {"instruction": prompt[0]["content"]}, rules=Rules(retries=0))
     data = Dataset.from_list([{"prompt": [{"role": "user", "content": example.PROMPT}]}] * 16)
     args = example.config(1, 1)
-    Episode.call_tool = losing  # type: ignore[method-assign]
+    TokenAgent._heard = losing  # type: ignore[method-assign]
     trainer = Batch(model, adapter.score, args, train_dataset=data, processing_class=tokenizer, rollout_func=play)
     try:
         trainer.train()
