@@ -2,65 +2,47 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import venvs
 
-from tests.peers.support import requirements
+from tests.integrations.peers import Peer
 from tests.support import ROOT
 
 pytestmark = pytest.mark.peer
 KEYPAD = ROOT / "examples" / "06-keypad"
 SCRIPT = ROOT / "tests" / "peers" / "scripts" / "trl_keypad.py"
-PATIENCE = 550
 STEPS, ROWS = 60, 60 * 32
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def peer(tmp_path: Path) -> Peer:
+    return Peer("trl", tmp_path)
+
+
+async def told(peer: Peer, folder: Path, *arguments: str) -> Any:
+    return await peer.told(folder, SCRIPT, *arguments, PYTHONPATH=str(folder), HF_HUB_OFFLINE="1")
+
+
+@pytest.fixture
+def folder(peer: Peer, tmp_path: Path) -> Path:
     """A copy of the example, as its reader has it."""
-    if not venvs.is_made(requirements("trl"), with_package=True):
-        pytest.skip("needs the virtual environment trl: run 'make components'")
     return Path(shutil.copytree(KEYPAD, tmp_path / "keypad"))
 
 
-async def ran(folder: Path, *line: str) -> str:
-    """What a program of that virtual environment prints, in the folder."""
-    process = await asyncio.create_subprocess_exec(
-        *(str(venvs.python(requirements("trl"), with_package=True)), *line),
-        cwd=folder,
-        env={**os.environ, "AENV_HOME": str(folder.parent / "home"), "PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    printed, complained = await asyncio.wait_for(process.communicate(), PATIENCE)
-    assert process.returncode == 0, complained.decode()
-    return printed.decode()
-
-
-async def told(folder: Path, *arguments: str) -> dict[str, Any]:
-    """What the script says of it in its last line: the trainer prints, too."""
-    found: dict[str, Any] = json.loads((await ran(folder, str(SCRIPT), *arguments)).splitlines()[-1])
-    return found
-
-
-async def test_it_learns(folder: Path) -> None:
+async def test_it_learns(peer: Peer, folder: Path) -> None:
     """The example, whose every row is looked at."""
-    found = await told(folder, "1", "0")
+    found = await told(peer, folder, "1", "0")
     assert found["before"] < 0.3
     assert found["after"] >= 0.6
     assert (found["rows"], found["scored"], found["masked"], found["wrong"]) == (ROWS, ROWS, 0, 0)
     assert found["called"] > 0.8 * ROWS, "or nothing was learned of an environment"
 
 
-async def test_it_learns_from_no_failure(folder: Path) -> None:
-    found = await told(folder, "1", "0.1")
+async def test_it_learns_from_no_failure(peer: Peer, folder: Path) -> None:
+    found = await told(peer, folder, "1", "0.1")
     assert found["before"] < 0.3
     assert found["after"] >= 0.6
     assert found["lost"] > 0.05 * ROWS
@@ -68,8 +50,8 @@ async def test_it_learns_from_no_failure(folder: Path) -> None:
     assert (found["rows"], found["wrong"]) == (ROWS, 0)
 
 
-async def test_what_a_trainer_gets(folder: Path) -> None:
-    found = await told(folder, "api")
+async def test_what_a_trainer_gets(peer: Peer, folder: Path) -> None:
+    found = await told(peer, folder, "api")
     press, odd = found["schemas"]
     assert press == {
         "name": "press",
@@ -94,8 +76,8 @@ async def test_what_a_trainer_gets(folder: Path) -> None:
     assert found["rewards"] == [1.0, 1.0, None]
 
 
-async def test_rollouts_to_the_token(folder: Path) -> None:
-    found = await told(folder, "rollouts", "5")
+async def test_rollouts_to_the_token(peer: Peer, folder: Path) -> None:
+    found = await told(peer, folder, "rollouts", "5")
     assert found["rows"] == 32
     assert 4 <= found["failed"] < 28
     assert found["of_failed"] == 0
@@ -104,16 +86,11 @@ async def test_rollouts_to_the_token(folder: Path) -> None:
     assert found["finite"]
 
 
-async def test_a_batch_without_a_score_ends_the_training(folder: Path) -> None:
-    found = await told(folder, "rollouts", "1")
+async def test_a_batch_without_a_score_ends_the_training(peer: Peer, folder: Path) -> None:
+    found = await told(peer, folder, "rollouts", "1")
     assert found["raised"] == "episode_failed"
     assert "no episode of 32 was scored" in found["message"]
 
 
-async def test_the_check_of_its_installation(folder: Path) -> None:
-    found = json.loads(await ran(folder, "-m", "aenv", "train-check", "trl", "-o", "json"))
-    assert [(row["check"], row["status"]) for row in found["checks"]] == [
-        ("package", "ok"),
-        ("adapter", "ok"),
-        ("episode", "ok"),
-    ]
+def test_the_check_of_its_installation(peer: Peer) -> None:
+    peer.is_checked()

@@ -5,9 +5,10 @@ import itertools
 import json
 import math
 import random
+import statistics
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import train_trl as example
 from datasets import Dataset
@@ -52,11 +53,13 @@ class Looking(GRPOTrainer):
     """Looks at every row that is trained on, and at the episode that it is of."""
 
     rows = scored = masked = wrong = called = 0
+    curve: ClassVar[list[float]] = []
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         found = super()._generate_and_score_completions(inputs)
         outcomes = [place.trajectory for place in self.environments]
         rewards = [one.reward if one.ok else math.nan for one in outcomes]
+        self.curve.append(statistics.fmean(reward for reward in rewards if not math.isnan(reward)))
         kept = next(iter(self._logs["rewards"].values()))
         told = list(kept)[-len(rewards) :]
         for place, (one, reward) in enumerate(zip(outcomes, rewards, strict=True)):
@@ -86,7 +89,7 @@ def train(seed: int, share: float) -> dict[str, Any]:
         "after": after,
         "curve": example.curve(trainer),
         "lost": losing.lost,
-        **{name: getattr(trainer, name) for name in ("rows", "scored", "masked", "wrong", "called")},
+        **{name: getattr(trainer, name) for name in ("rows", "scored", "masked", "wrong", "called", "curve")},
     }
 
 
