@@ -25,7 +25,7 @@ FRAMEWORKS = {
     "rllib": Framework("ray", "2.60", "aenv.integrations.rllib"),
     "sb3": Framework("stable-baselines3", "2.9", "aenv.integrations.stable_baselines3"),
     "skyrl": Framework("skyrl-gym", "0.4", "aenv.integrations.skyrl"),
-    "trl": Framework("trl", "1.9", "aenv.integrations.trl"),
+    "trl": Framework("trl", "1.16", "aenv.integrations.trl"),
     "verl": Framework("verl", "0.9", "aenv.integrations.verl"),
 }
 """By the name of the extra that installs them."""

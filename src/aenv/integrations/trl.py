@@ -218,7 +218,7 @@ def _played(
 def _answer(batch: list[tuple[list[int], Future[Generated]]], trainer: Any) -> None:
     if not batch:
         return
-    written, logprobs = trainer._generate_single_turn([ids for ids, _ in batch], None, {})
+    written, logprobs = trainer._generate_single_turn([ids for ids, _ in batch], None, {}, 1)
     for place, (_, answer) in enumerate(batch):
         ids = written[place]
         is_whole = ids[-1:] == [trainer.processing_class.eos_token_id]
@@ -253,7 +253,7 @@ def check() -> str:
 
     takes = inspect.signature(GRPOTrainer).parameters
     if missing := [name for name in ("environment_factory", "rollout_func") if name not in takes]:
-        raise CheckFailed(f"GRPOTrainer of TRL {__version__} takes no {missing[0]}", hint="install trl>=1.9")
+        raise CheckFailed(f"GRPOTrainer of TRL {__version__} takes no {missing[0]}", hint="install trl>=1.16")
     made = environment_factory(ENV, lambda row: TASK)
     place = made()
     place.reset()
