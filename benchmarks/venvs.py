@@ -10,8 +10,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-from uv import find_uv_bin
-
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 CACHE = ROOT / ".cache" / "peers"
@@ -79,6 +77,8 @@ def _key(wanted: Path, with_package: bool, version: str) -> str:
 
 
 def _make(base: Path, home: Path, wanted: Path, *, with_package: bool) -> None:
+    from uv import find_uv_bin  # which peers do not have, whose programs import this module, too
+
     _run(str(base), "-m", "venv", str(home))
     interpreter = str(_interpreter(home))
     pip, uv = (interpreter, "-m", "pip", "install", "--quiet"), (find_uv_bin(), "pip", "install", "--quiet")

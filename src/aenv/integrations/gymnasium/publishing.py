@@ -7,6 +7,7 @@ import functools
 import inspect
 import logging
 import math
+import time
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -30,6 +31,8 @@ Make = Callable[..., "gymnasium.Env[Any, Any]"]
 log = logging.getLogger("aenv.integrations")
 MOST_SEATS = 1024
 """Environments in one instance."""
+_LONG = 0.002
+"""Seconds of moves after which others have their turn."""
 
 
 def publish(make: Make) -> None:
@@ -116,13 +119,15 @@ class Seats:
         async with self._turn:  # those of a caller who has gone are made before those of the next
             if len(moves) == 1:
                 return [self._moved(*moves[0])]
-            found = []
+            found, since = [], time.monotonic()
             for move in moves:
                 try:
                     found.append(self._moved(*move))
                 except Exception as exc:
                     found.append({"error": _failure(exc).to_wire()})
-                await asyncio.sleep(0)  # whether the instance is well can be asked meanwhile
+                if time.monotonic() - since > _LONG:  # whether the instance is well can be asked meanwhile
+                    await asyncio.sleep(0)
+                    since = time.monotonic()
             return found
 
     def _moved(self, seat: int, kind: Literal["reset", "step"], given: Any) -> dict[str, Any]:
