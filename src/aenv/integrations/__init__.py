@@ -26,6 +26,7 @@ FRAMEWORKS = {
     "sb3": Framework("stable-baselines3", "2.9", "aenv.integrations.stable_baselines3"),
     "skyrl": Framework("skyrl-gym", "0.4", "aenv.integrations.skyrl"),
     "trl": Framework("trl", "1.16", "aenv.integrations.trl"),
+    "verifiers": Framework("verifiers", "0.4", "aenv.integrations.verifiers"),
     "verl": Framework("verl", "0.9", "aenv.integrations.verl"),
 }
 """By the name of the extra that installs them."""
