@@ -1,49 +1,87 @@
-"""verifiers itself, in a virtual environment of its own: its taskset for OpenEnv plays in an instance of ours."""
+"""verifiers itself, in a virtual environment of its own: our tasks are a taskset of its, and its taskset for OpenEnv
+plays in an instance of ours."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
+import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.peers.support import interpreter
+from tests.integrations.peers import Peer
+from tests.rl.standin import calling, model, saying
 from tests.support import ROOT, sandbox
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("verifiers")]
 KEYPAD = ROOT / "examples" / "06-keypad"
-SCRIPT = ROOT / "tests" / "peers" / "scripts" / "verifiers_script.py"
-PATIENCE = 240
+SCRIPTS = ROOT / "tests" / "peers" / "scripts"
+SCORED = [True, {"reward": 1.0}]
+FAILED = [False, {}]
 
 
 @pytest.fixture(scope="module")
-def python() -> Path:
-    return Path(interpreter("verifiers"))
+def peer(tmp_path_factory: pytest.TempPathFactory) -> Peer:
+    return Peer("verifiers", tmp_path_factory.mktemp("verifiers"))
 
 
-def played(python: Path, *arguments: str) -> dict[str, Any]:
-    """What verifiers tells of an episode. Its harness runs in an environment that uv makes."""
-    variables = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
-    line = [str(python), str(SCRIPT), *arguments]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, env=variables, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+@pytest.fixture(scope="module")
+def found(peer: Peer) -> dict[str, Any]:
+    """What a trainer gets."""
+    folder = Path(shutil.copytree(KEYPAD, peer.folder / "keypad"))
+
+    async def ask() -> Any:
+        async with model(calling("press", '{"key": 3}'), saying("Done.")) as server:
+            return await peer.told(folder, SCRIPTS / "verifiers_rollouts.py", server.url, PYTHONPATH=str(folder))
+
+    got: dict[str, Any] = asyncio.run(ask())
+    return got
 
 
-def test_its_taskset_plays_an_episode(python: Path) -> None:
+def test_rollouts_of_a_task_have_their_rewards(found: dict[str, Any]) -> None:
+    assert found["group"] == [[True, 1.0, True]] * 2
+
+
+def test_an_episode_goes_on_in_another_instance(found: dict[str, Any]) -> None:
+    assert found["going on"] == {"ok": True, "errors": [], "traces": [SCORED]}
+
+
+@pytest.mark.parametrize("when", ["lost at a call", "lost at the end"])
+def test_an_instance_that_is_lost_for_good_is_an_error_and_no_reward(found: dict[str, Any], when: str) -> None:
+    assert found[when] == {"ok": False, "errors": ["EnvError"], "traces": [FAILED]}
+
+
+def test_verifiers_retries_an_episode_in_an_instance_of_its_own(found: dict[str, Any]) -> None:
+    assert found["again"]["ok"]
+    assert found["again"]["traces"] == [SCORED]
+    assert set(found["again"]["errors"]) == {"EnvError"}
+
+
+def test_no_instance_is_an_error_and_no_trace(found: dict[str, Any]) -> None:
+    assert found["nowhere"] == {"ok": False, "errors": ["EnvError"], "traces": []}
+
+
+def test_the_check_of_its_installation(peer: Peer) -> None:
+    peer.is_checked()
+
+
+def through_openenv(peer: Peer, *arguments: str) -> dict[str, Any]:
+    """What its own taskset tells of an episode."""
+    told: dict[str, Any] = asyncio.run(peer.told(peer.folder, SCRIPTS / "verifiers_script.py", *arguments))
+    return told
+
+
+def test_its_taskset_for_openenv_plays_an_episode(peer: Peer) -> None:
     with sandbox(KEYPAD) as running:
-        found = played(python, f"{running.url}/openenv")
-    assert (found["ok"], found["errors"]) == (True, [])
-    (trace,) = found["traces"]
+        got = through_openenv(peer, f"{running.url}/openenv")
+    assert (got["ok"], got["errors"]) == (True, [])
+    (trace,) = got["traces"]
     assert (trace["ok"], trace["rewards"]) == (True, {"openenv_reward": 1.0})
 
 
-def test_a_lost_instance_is_its_error_and_no_reward(python: Path) -> None:
+def test_there_a_lost_instance_is_its_error_and_no_reward(peer: Peer) -> None:
     with sandbox(KEYPAD) as running:
-        found = played(python, f"{running.url}/openenv", str(running.process.pid))
-    assert (found["ok"], found["errors"]) == (False, ["EnvError"])
-    assert not any(trace["rewards"] for trace in found["traces"])
+        got = through_openenv(peer, f"{running.url}/openenv", str(running.process.pid))
+    assert (got["ok"], got["errors"]) == (False, ["EnvError"])
+    assert not any(trace["rewards"] for trace in got["traces"])

@@ -36,6 +36,23 @@ def _completion(message: dict[str, Any], reason: str) -> dict[str, Any]:
     return {"object": "chat.completion", "model": "stand-in-1", "choices": [choice], "usage": USAGE}
 
 
+def _events(completion: dict[str, Any]) -> bytes:
+    """A completion for those who want it in pieces, in one."""
+    (choice,) = completion["choices"]
+    calls = choice["message"].get("tool_calls") or []
+    delta = choice["message"] | ({"tool_calls": [{"index": n, **one} for n, one in enumerate(calls)]} if calls else {})
+    piece = {"index": 0, "delta": delta, "finish_reason": choice["finish_reason"]}
+    chunk = {
+        **completion,
+        "id": "x",
+        "created": 0,
+        "object": "chat.completion.chunk",
+        "choices": [piece],
+        "usage": USAGE | {"total_tokens": sum(USAGE.values())},
+    }
+    return f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
+
+
 HANG, HALF, CUT = "hang", "half", "cut"
 Answer = Any
 """A completion; ``(status, body)``; or one of ``HANG``, ``HALF`` and ``CUT``."""
@@ -75,8 +92,10 @@ class Model:
                 status, told = answer if isinstance(answer, tuple) else (200, answer)
                 if answer == HALF:
                     status, told = 200, saying("half of it")
-                data = told if isinstance(told, bytes) else json.dumps(told).encode()
-                sent = f"HTTP/1.1 {status} S\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+                streamed = bool(body.get("stream")) and isinstance(told, dict) and "choices" in told
+                kind = "text/event-stream" if streamed else "application/json"
+                data = told if isinstance(told, bytes) else _events(told) if streamed else json.dumps(told).encode()
+                sent = f"HTTP/1.1 {status} S\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\n\r\n"
                 writer.write(sent.encode() + (data[: len(data) // 2] if answer == HALF else data))
                 await writer.drain()
                 if answer == HALF:

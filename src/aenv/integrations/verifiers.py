@@ -1,4 +1,4 @@
-"""Environments of ours for verifiers: a subclass of ``AenvTaskset``, and ``AenvEnv``, in a module that verifiers finds."""
+"""Environments of ours for verifiers: a module with a subclass of ``AenvTaskset`` and ``AenvEnv`` is a taskset of its."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class AenvTask(vf.Task[AenvData]):
         """What its prompt is shows only after the reset, so that is no part of it."""
         return Task.of(self.data.task).id
 
-    @vf.stop
+    @vf.stop  # type: ignore[untyped-decorator, unused-ignore]
     def is_over(self, trace: vf.Trace) -> bool:
         """Whether no more can be done: its instance is lost, or its time is over."""
         driven = self.driven
@@ -120,7 +120,7 @@ class AenvEnv(vf.Env[AenvEnvConfig]):
 def check() -> str:
     """Play an episode with a harness that needs no model, and lose its instance on the way."""
     episodes: list[Driven] = []
-    seen: list[str | None] = []
+    seen: list[str] = []
 
     class Checked(AenvTaskset):
         env = ENV
@@ -138,11 +138,12 @@ def check() -> str:
             (driven,) = episodes
             (url,) = given[5].values()
             async with Client(url) as client:
-                await client.call_tool(**WRITE)
-                seen.append(driven.episode.sandbox and driven.episode.sandbox.id)
-                await lose_episode(driven)
-                await client.call_tool(**WRITE)
-                seen.append(driven.episode.sandbox and driven.episode.sandbox.id)
+                for go_on in (True, False):
+                    await client.call_tool(**WRITE)
+                    assert driven.episode.sandbox is not None
+                    seen.append(driven.episode.sandbox.id)
+                    if go_on:
+                        await lose_episode(driven)
             return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
     module: Any = ModuleType("aenv_check")  # verifiers knows plugins by the module that has them
@@ -154,7 +155,8 @@ def check() -> str:
     finally:
         del sys.modules[module.__name__]
     if not ended.ok:
-        raise CheckFailed(f"the episode failed: {[error.message for one in (ended, *ended.traces) for error in one.errors]}")
+        errors = [error.message for one in (ended, *ended.traces) for error in one.errors]
+        raise CheckFailed(f"the episode failed: {errors}")
     return judge(ended.traces[0].reward, *seen)
 
 

@@ -11,11 +11,13 @@ import os
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
 from verifiers.v1.tasksets.openenv import OpenEnvEnv, OpenEnvEnvConfig
 
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # verifiers needs uv
 VICTIM = int(sys.argv[2]) if len(sys.argv) > 2 else 0
 
 

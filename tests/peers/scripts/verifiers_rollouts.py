@@ -1,0 +1,94 @@
+"""Rollouts of verifiers in instances of the keypad, some of which are lost: ``verifiers_rollouts.py URL-OF-A-MODEL``."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import verifiers.v1 as vf
+from aenv.integrations.checking import lose_episode
+from aenv.integrations.verifiers import AenvEnv, AenvEnvConfig, AenvTask
+from aenv.models import ToolResult
+from aenv.rl import Driven, Rules, Trajectory
+
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # verifiers needs uv
+CLIENT = vf.EvalClientConfig(base_url=sys.argv[1], api_key_var="NO_KEY")
+MODEL = vf.ModelContext(model="reader", client=CLIENT, sampling=vf.SamplingConfig())
+RULES = Rules()
+"""Nothing goes on in another instance."""
+
+
+class LosingAtCall(Driven):
+    """An episode whose instance is gone when its first tool is called."""
+
+    lost = False
+
+    async def call_tool(self, *given: Any, **more: Any) -> ToolResult:
+        if not self.lost:
+            self.lost = True
+            await lose_episode(self)
+        return await super().call_tool(*given, **more)
+
+
+class LosingAtEnd(Driven):
+    """One whose instance is gone when it is to be scored."""
+
+    async def end(self, answer: Any = None) -> Trajectory:
+        if self.trajectory is None and answer is not None:
+            await lose_episode(self)
+        return await super().end(answer)
+
+
+class Keypads(AenvEnv):
+    """Plays the kinds of episodes that it is told, one after the other."""
+
+    kinds: list[type[Driven]]
+
+    def driven(self, task: AenvTask) -> Driven:
+        made = self.kinds.pop(0)
+        made_up: AenvTask = task
+        return made(self.taskset.env, made_up.data.task, rules=self.taskset.rules, group=task.key)
+
+
+async def played(*kinds: type[Driven], rules: Rules | None = None, name: str = "keypad", **config: Any) -> dict[str, Any]:
+    env = Keypads(AenvEnvConfig(taskset={"id": "keypad_verifiers"}, **config))
+    env.kinds = list(kinds)
+    env.taskset.env = name
+    if rules is not None:
+        env.taskset.rules = rules
+    async with env.serving():
+        task = next(task for task in env.taskset if task.data.task["reset"]["digit"] == 3)
+        (slot,) = env.slots(task)
+        episode = await env.run_slot(slot, MODEL)
+    return {
+        "ok": episode.ok,
+        "errors": [error.type for error in episode.errors],
+        "traces": [[trace.ok, {name: one.value for name, one in trace.rewards.items()}] for trace in episode.traces],
+    }
+
+
+async def group() -> list[Any]:
+    """Two rollouts of a task at a time, as verifiers' own program has them."""
+    env = vf.load_environment(vf.resolve_env_config({"taskset": {"id": "keypad_verifiers"}}))
+    async with env.serving():
+        task = next(task for task in env.taskset if task.data.task["reset"]["digit"] == 3)
+        episodes = await asyncio.gather(*(env.run_slot(slot, MODEL) for slot in env.slots(task, 2)))
+    traces = [trace for episode in episodes for trace in episode.traces]
+    return [[trace.ok, trace.reward, trace.task.key == task.key] for trace in traces]
+
+
+async def main() -> dict[str, Any]:
+    return {
+        "group": await group(),
+        "going on": await played(LosingAtCall),
+        "lost at a call": await played(LosingAtCall, rules=RULES),
+        "lost at the end": await played(LosingAtEnd, rules=RULES),
+        "again": await played(LosingAtEnd, Driven, rules=RULES, retries={"max_retries": 1}),
+        "nowhere": await played(Driven, name="nowhere"),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(main())))
