@@ -25,6 +25,8 @@ class Peer:
         if not venvs.is_made(requirements(name), with_package=True, version=version):
             pytest.skip(f"needs the virtual environment {name}: run 'make components'")
         self._python = venvs.python(requirements(name), with_package=True, version=version)
+        self.scripts = self._python.parent
+        """Where its programs are."""
 
     async def run(
         self, folder: Path, *line: str | Path, home: str | None = "home", **variables: str

@@ -4,6 +4,8 @@ plays in an instance of ours."""
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,9 +29,13 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Peer:
 
 
 @pytest.fixture(scope="module")
-def found(peer: Peer) -> dict[str, Any]:
+def folder(peer: Peer) -> Path:
+    return Path(shutil.copytree(KEYPAD, peer.folder / "keypad"))
+
+
+@pytest.fixture(scope="module")
+def found(peer: Peer, folder: Path) -> dict[str, Any]:
     """What a trainer gets."""
-    folder = Path(shutil.copytree(KEYPAD, peer.folder / "keypad"))
 
     async def ask() -> Any:
         async with model(calling("press", '{"key": 3}'), saying("Done.")) as server:
@@ -39,8 +45,22 @@ def found(peer: Peer) -> dict[str, Any]:
     return got
 
 
-def test_rollouts_of_a_task_have_their_rewards(found: dict[str, Any]) -> None:
-    assert found["group"] == [[True, 1.0, True]] * 2
+async def test_the_example_in_its_evaluation(peer: Peer, folder: Path) -> None:
+    """Two rollouts of each task, side by side, of a model that presses 3 whatever is shown."""
+    path = f"{peer.scripts}{os.pathsep}{os.environ['PATH']}"  # verifiers needs uv
+    line = ["keypad_verifiers", "--model", "reader", "--num-rollouts", "2", "--max-concurrent", "4", "--no-push"]
+    async with model(calling("press", '{"key": 3}'), saying("Done.")) as server:
+        line += ["--client.base-url", server.url, "--client.api-key-var", "NO_KEY", "--output-dir", "out"]
+        await peer.ran(folder, peer.scripts / "vf-eval", *line, PATH=path, PYTHONPATH=str(folder))
+    (file,) = folder.glob("out/*/traces.jsonl")
+    episodes = [json.loads(one) for one in file.read_text().splitlines()]
+    assert all(episode["ok"] for episode in episodes)
+    rewards = [
+        (episode["task"]["data"]["task"]["reset"]["digit"], trace["rewards"]["reward"]["score"])
+        for episode in episodes
+        for trace in episode["traces"]
+    ]
+    assert sorted(rewards) == sorted((digit, float(digit == 3)) for digit in range(5) for _ in range(2))
 
 
 def test_an_episode_goes_on_in_another_instance(found: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ TRAINERS = {
         *("verl.py", "slime.py", "examples/06-keypad"),
         *("tests/integrations/test_slime.py", "tests/peers/scripts/slime*", "tests/peers/scripts/tiny.py"),
     ),
-    "verifiers": ("src/aenv/runtime/openenv.py", "src/aenv/runtime/websocket.py", "examples/06-keypad"),
+    "verifiers": ("verifiers.py", "src/aenv/runtime/openenv.py", "src/aenv/runtime/websocket.py", "examples/06-keypad"),
     "trl": ("trl.py", "examples/06-keypad"),
 }
 """What is of a trainer, beside what has its name: modules of ``aenv.integrations``, and examples."""

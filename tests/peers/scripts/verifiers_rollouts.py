@@ -47,9 +47,8 @@ class Keypads(AenvEnv):
     kinds: list[type[Driven]]
 
     def driven(self, task: AenvTask) -> Driven:
-        made = self.kinds.pop(0)
-        made_up: AenvTask = task
-        return made(self.taskset.env, made_up.data.task, rules=self.taskset.rules, group=task.key)
+        kind = self.kinds.pop(0)
+        return kind(self.taskset.env, task.data.task, rules=self.taskset.rules, group=task.key)
 
 
 async def played(*kinds: type[Driven], rules: Rules | None = None, name: str = "keypad", **config: Any) -> dict[str, Any]:
@@ -69,19 +68,8 @@ async def played(*kinds: type[Driven], rules: Rules | None = None, name: str = "
     }
 
 
-async def group() -> list[Any]:
-    """Two rollouts of a task at a time, as verifiers' own program has them."""
-    env = vf.load_environment(vf.resolve_env_config({"taskset": {"id": "keypad_verifiers"}}))
-    async with env.serving():
-        task = next(task for task in env.taskset if task.data.task["reset"]["digit"] == 3)
-        episodes = await asyncio.gather(*(env.run_slot(slot, MODEL) for slot in env.slots(task, 2)))
-    traces = [trace for episode in episodes for trace in episode.traces]
-    return [[trace.ok, trace.reward, trace.task.key == task.key] for trace in traces]
-
-
 async def main() -> dict[str, Any]:
     return {
-        "group": await group(),
         "going on": await played(LosingAtCall),
         "lost at a call": await played(LosingAtCall, rules=RULES),
         "lost at the end": await played(LosingAtEnd, rules=RULES),
