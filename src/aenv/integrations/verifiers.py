@@ -1,4 +1,4 @@
-"""Environments of ours for verifiers: a module with a subclass of ``AenvTaskset`` and ``AenvEnv`` is a taskset of its."""
+"""Environments of ours for verifiers: a module with a subclass of ``AenvTaskset``, and ``AenvEnv``, is a taskset."""
 
 from __future__ import annotations
 

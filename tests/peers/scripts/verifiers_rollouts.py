@@ -1,4 +1,4 @@
-"""Rollouts of verifiers in instances of the keypad, some of which are lost: ``verifiers_rollouts.py URL-OF-A-MODEL``."""
+"""Rollouts of verifiers in instances of the keypad, some of which are lost: ``verifiers_rollouts.py MODEL-URL``."""
 
 import asyncio
 import json
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
+
 from aenv.integrations.checking import lose_episode
 from aenv.integrations.verifiers import AenvEnv, AenvEnvConfig, AenvTask
 from aenv.models import ToolResult
@@ -51,7 +52,8 @@ class Keypads(AenvEnv):
         return kind(self.taskset.env, task.data.task, rules=self.taskset.rules, group=task.key)
 
 
-async def played(*kinds: type[Driven], rules: Rules | None = None, name: str = "keypad", **config: Any) -> dict[str, Any]:
+async def played(*kinds: type[Driven], rules: Rules | None = None, name: str = "keypad", **config: Any) -> Any:
+    """What there is of an episode of the digit 3."""
     env = Keypads(AenvEnvConfig(taskset={"id": "keypad_verifiers"}, **config))
     env.kinds = list(kinds)
     env.taskset.env = name
