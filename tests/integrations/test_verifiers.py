@@ -79,6 +79,10 @@ def test_verifiers_retries_an_episode_in_an_instance_of_its_own(found: dict[str,
     assert set(found["again"]["errors"]) == {"EnvError"}
 
 
+def test_an_agent_out_of_time_has_what_it_has_earned(found: dict[str, Any]) -> None:
+    assert found["out of time"] == {"ok": True, "errors": [], "traces": [[True, {"reward": 0.0}]]}
+
+
 def test_no_instance_is_an_error_and_no_trace(found: dict[str, Any]) -> None:
     assert found["nowhere"] == {"ok": False, "errors": ["EnvError"], "traces": []}
 

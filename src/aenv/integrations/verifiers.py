@@ -201,7 +201,7 @@ async def _served(driven: Driven) -> AsyncIterator[str]:
     path = f"/{secrets.token_urlsafe()}/mcp"  # no other program of this machine knows it
     served = Server("aenv", on_list_tools=listed, on_call_tool=called)
     app = served.streamable_http_app(streamable_http_path=path, json_response=True, stateless_http=True)
-    server = _Uvicorn(uvicorn.Config(app, log_level="critical"))
+    server = _Uvicorn(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         serving = asyncio.create_task(server.serve([listening]))
         try:

@@ -42,6 +42,14 @@ class LosingAtEnd(Driven):
         return await super().end(answer)
 
 
+class Hanging(Driven):
+    """One in which no call ever ends."""
+
+    async def call_tool(self, *given: Any, **more: Any) -> ToolResult:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
 class Keypads(AenvEnv):
     """Plays the kinds of episodes that it is told, one after the other."""
 
@@ -76,6 +84,7 @@ async def main() -> dict[str, Any]:
         "lost at a call": await played(LosingAtCall, rules=RULES),
         "lost at the end": await played(LosingAtEnd, rules=RULES),
         "again": await played(LosingAtEnd, Driven, rules=RULES, retries={"max_retries": 1}),
+        "out of time": await played(Hanging, agent={"timeout": {"rollout": 6}}),
         "nowhere": await played(Driven, name="nowhere"),
     }
 
