@@ -26,6 +26,7 @@ def with_tokens(answer: dict[str, Any], row: list[list[Any]]) -> dict[str, Any]:
     read, written, logprobs = row
     answer["prompt_token_ids"] = read
     answer["choices"][0] |= {"token_ids": written, "logprobs": {"content": [{"logprob": one} for one in logprobs]}}
+    answer["usage"] = {"prompt_tokens": len(read), "completion_tokens": len(written)}
     return answer
 
 

@@ -10,6 +10,7 @@ import pytest
 from aenv.engines.conformance import projects
 from tests.engines.process import lab
 from tests.engines.process.lab import line, owner
+from tests.support import eventually
 
 HEAD = """
 import asyncio, os, signal, sys, time
@@ -127,7 +128,7 @@ async def test_programs_beside_each_other_never_end_each_others_sandboxes(home, 
             first.wait()
             doomed.kill()
             await runs(home, isolation)
-            assert len(family.spawners()) == 1
+            await eventually("the others to end", lambda: len(family.spawners()) == 1)
             await go_on(second)
     await leftovers.none()
 
