@@ -9,7 +9,7 @@ _WIDTH, _HEIGHT = 340, 220
 _LEFT, _TOP, _RIGHT, _BOTTOM = 56, 34, 16, 36
 _COLOURS = ("#2563eb", "#d97706")
 _FEW = 12
-"""Points of a line that are marked and named one by one."""
+"""Points of a line that are marked and named one by one, where a line has its colour for itself."""
 _STYLE = """\
 text { font: 11px sans-serif; fill: #444 } .title { font-size: 13px; font-weight: bold; fill: #111 }
 .axis { stroke: #999 } .grid { stroke: #ddd }"""
@@ -57,7 +57,7 @@ def _drawn(panel: Panel) -> list[str]:
         at = y(most * share)
         parts.append(f'<line class="{"grid" if share else "axis"}" x1="{_LEFT}" x2="{right}" y1="{at}" y2="{at}"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{at + 4}" text-anchor="end">{most * share:g}</text>')
-    few = len(panel.at) <= _FEW
+    few = len(panel.at) <= _FEW and all(len(lines) == 1 for lines in panel.series.values())
     named = panel.at if few else (furthest / 4, furthest / 2, furthest)
     parts += [f'<text x="{x(one)}" y="{bottom + 16}" text-anchor="middle">{one:,.0f}</text>' for one in named]
     for number, (colour, (name, lines)) in enumerate(zip(_COLOURS, panel.series.items(), strict=False)):
