@@ -340,13 +340,13 @@ async def test_a_run_that_is_left_leaves_no_idle_instance(plain_bench: Bench) ->
 
 async def test_stragglers_are_not_used_again(plain_bench: Bench) -> None:
     async def agent(env: Episode, task: Task) -> None:
-        await env.call_tool("pause", {"seconds": 20.0 if env.sample_seed == slow else 0.01})
+        await env.call_tool("pause", {"seconds": 120.0 if env.sample_seed == slow else 0.01})
 
     async def looking(env: Episode, task: Task) -> int | None:
         return env.sample_seed
 
     slow = (await played(plain_bench, looking, named("a"), n=4))[0].answer
-    rule = Stragglers(share=0.5, factor=2)
+    rule = Stragglers(share=0.5, factor=50)
     found = await played(plain_bench, agent, named("a", "b", "c"), n=4, concurrency=4, stragglers=rule)
     failed = [trajectory for trajectory in found if trajectory.failure]
     assert [one.failure.kind for one in failed if one.failure] == ["abandoned"]
