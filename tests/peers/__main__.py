@@ -1,20 +1,24 @@
-"""``python -m tests.peers [--changed]``: make the virtual environments that these tests need.
+"""``python -m tests.peers``: make the virtual environments that these tests need.
 
-Those of trainers take minutes together. With ``--changed`` one is made only where the last day of the history changed
-what its tests are about; the tests of the others are skipped.
+Those of frameworks, and their tests, take minutes together. With ``--changed`` one is made only where what its tests
+are about is not what ``tested.json`` has of it; the tests of the others are skipped. ``--tested`` writes that file, for
+the environments that are there: after their tests have passed.
 """
 
 import argparse
 import asyncio
+import hashlib
+import json
 import subprocess
+from pathlib import Path
 
 from benchmarks import venvs
 
 from aenv.engines.process.venvs import interpreter_for
 from tests.peers.support import MINI_SWE, requirements
 
-DAY = 24 * 3600
-TRAINERS = {
+TESTED = Path(__file__).with_name("tested.json")
+FRAMEWORKS = {
     "ray": (
         *("ray.py", "rllib.py", "skyrl.py", "gymnasium", "examples/05-lights", "examples/06-keypad"),
         *("tests/peers/scripts/rllib.py", "tests/peers/scripts/skyrl.py"),
@@ -30,46 +34,59 @@ TRAINERS = {
     "verifiers": ("verifiers.py", "src/aenv/runtime/openenv.py", "src/aenv/runtime/websocket.py", "examples/06-keypad"),
     "trl": ("trl.py", "examples/06-keypad"),
 }
-"""What is of a trainer, beside what has its name: modules of ``aenv.integrations``, and examples."""
+"""What is of a framework, beside what has its name: modules of ``aenv.integrations``, and examples."""
 VERSIONS = {"agentlightning": "3.12"}
-"""Of Python, where a trainer needs another than the one that runs this."""
+"""Of Python, where a framework needs another than the one that runs this."""
 
 
-def is_changed(name: str, parts: tuple[str, ...]) -> bool:
-    """Whether something of it is part of the last day before HEAD. So it is where there is no history to ask."""
+def state(name: str) -> str:
+    """What a framework's tests are about, as one number: none where git does not know."""
     named = (f"tests/integrations/test_{name}.py", f"tests/peers/requirements/{name}*", f"tests/peers/scripts/{name}*")
-    paths = [part if "/" in part else f"src/aenv/integrations/{part}" for part in parts]
+    paths = [part if "/" in part else f"src/aenv/integrations/{part}" for part in FRAMEWORKS[name]]
+    line = ("git", "ls-files", "--stage", "--", *named, *paths)
     try:
-        now = int(_git("log", "-1", "--format=%ct"))
-        return bool(_git("log", "-1", "--format=%h", f"--since={now - DAY}", "--", *named, *paths))
-    except (OSError, subprocess.CalledProcessError, ValueError):
-        return True
+        listed = subprocess.run(line, cwd=venvs.ROOT, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return hashlib.sha256(listed.stdout).hexdigest()[:16]
 
 
-def _git(*command: str) -> str:
-    return subprocess.run(
-        ("git", *command), cwd=venvs.ROOT, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ).stdout.strip()
+def is_made(name: str) -> bool:
+    return venvs.is_made(requirements(name), with_package=True, version=VERSIONS.get(name, ""))
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m tests.peers", description=__doc__)
-    parser.add_argument("--changed", action="store_true", help="leave out trainers that did not change in a day")
-    given = parser.parse_args()
+def make(*, changed: bool) -> None:
+    """The environments, or those of changed frameworks only, beside those that are no framework's."""
+    tested = json.loads(TESTED.read_text())
     for name in ("mcp1", "mcp2"):
         venvs.python(requirements(name), with_package=True)
-    for name, parts in TRAINERS.items():
+    for name in FRAMEWORKS:
         version = VERSIONS.get(name, "")
         if version and not venvs.another(version):
             print(f"{name}: there is no Python {version}; its tests are skipped")
-            continue
-        made = venvs.is_made(requirements(name), with_package=True, version=version)
-        if made or not given.changed or is_changed(name, parts):
-            venvs.python(requirements(name), with_package=True, version=version)
+        elif changed and not is_made(name) and state(name) == tested.get(name):
+            print(f"{name}: nothing of it changed since its tests passed; they are skipped")
         else:
-            print(f"{name}: nothing of it changed in the last day; its tests are skipped")
+            venvs.python(requirements(name), with_package=True, version=version)
     for name in ("models", "seaweed", "wild"):
         venvs.python(requirements(name))
     if venvs.another("3.12"):
         venvs.python(requirements("harbor"), with_package=True, version="3.12")
     asyncio.run(interpreter_for(MINI_SWE, print))
+
+
+def note_tested() -> None:
+    """What was made has been tested as it is."""
+    found = json.loads(TESTED.read_text()) | {name: state(name) for name in FRAMEWORKS if is_made(name)}
+    TESTED.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tests.peers", description=__doc__)
+    parser.add_argument("--changed", action="store_true", help="leave out frameworks whose tests passed as they are")
+    parser.add_argument("--tested", action="store_true", help="note that the tests of those that are made passed")
+    given = parser.parse_args()
+    if given.tested:
+        note_tested()
+    else:
+        make(changed=given.changed)
