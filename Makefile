@@ -10,7 +10,7 @@ SOAK_SEEDS ?= 3
 PODS ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help install components base-image platform-image demo test lint bench bench-check simulation docs serve soak clean
+.PHONY: help install components base-image platform-image demo mini-program test lint bench bench-check simulation docs serve soak clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
@@ -48,6 +48,9 @@ platform-image: $(VENV)/package.stamp  ## the image of 'aenv serve', built on th
 
 demo: $(VENV)/package.stamp  ## examples/01-hello: two episodes, from tools to reward
 	@cd examples/$(NAME) && $(abspath $(BIN))/python episode.py
+
+mini-program: $(VENV)/dev.stamp  ## examples/09-mini-program: a page where an agent builds a web app (MODEL names one of OPENAI_BASE_URL)
+	@$(BIN)/python examples/09-mini-program/app.py $(if $(MODEL),--model $(MODEL))
 
 test: $(VENV)/dev.stamp  ## all tests that this machine can run
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup tests

@@ -65,18 +65,22 @@ class OpenAIAgent:
 
     async def __call__(self, env: Episode, task: Task) -> str:
         """Play one episode; the model's last words."""
-        tools = await env.list_openai_tools()
         if system := task.system or self.system:
             env.hear({"role": "system", "content": system})
-        env.hear({"role": "user", "content": opening(task, env.observation)})
+        return await self.answer(env, opening(task, env.observation))
+
+    async def answer(self, env: Episode, message: str) -> str:
+        """What the model says in the end to one more message of the user's, after all that it called for it."""
+        tools = await env.list_openai_tools()
+        env.hear({"role": "user", "content": message})
         while True:
             env.go_on()
             begun = time.monotonic()
             answer = await self._heard(env, tools)
             choice = answer.choices[0]
-            message = choice.message
+            said = choice.message
             await env.say(
-                msgspec.to_builtins(message) | {"role": "assistant", "content": message.content},
+                msgspec.to_builtins(said) | {"role": "assistant", "content": said.content},
                 model=answer.model or self.model,
                 finish_reason=choice.finish_reason or "",
                 seconds=time.monotonic() - begun,
@@ -84,9 +88,9 @@ class OpenAIAgent:
                 completion_tokens=answer.usage.completion_tokens if answer.usage else None,
                 tokens=answer.tokens,
             )
-            if not message.tool_calls:
-                return message.content or ""
-            for call in message.tool_calls:
+            if not said.tool_calls:
+                return said.content or ""
+            for call in said.tool_calls:
                 env.hear({"role": "tool", "tool_call_id": call.id, "content": await called(env, call)})
 
     async def _heard(self, env: Episode, tools: list[dict[str, Any]]) -> Completion:
