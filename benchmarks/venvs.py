@@ -29,10 +29,10 @@ def python(wanted: Path, *, with_package: bool = False, version: str = "") -> Pa
     installed after it and without what they depend on: trainers whose requirements are those of a machine with GPUs,
     and of whose modules the tests import some.
     """
-    home = CACHE / wanted.stem
+    home = _home(wanted)
     interpreter = _interpreter(home)
     CACHE.mkdir(parents=True, exist_ok=True)
-    with open(home.with_suffix(".lock"), "w") as lock:
+    with open(f"{home}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # processes side by side make it once
         if not is_made(wanted, with_package=with_package, version=version):
             sys.stderr.write(f"making the virtual environment {wanted.stem}\n")
@@ -47,7 +47,7 @@ def python(wanted: Path, *, with_package: bool = False, version: str = "") -> Pa
 
 def is_made(wanted: Path, *, with_package: bool = False, version: str = "") -> bool:
     """Whether the environment is there and up to date."""
-    home = CACHE / wanted.stem
+    home = _home(wanted)
     stamp = home / "made-from"
     return stamp.is_file() and stamp.read_text() == _key(wanted, with_package, version) and _interpreter(home).exists()
 
@@ -57,6 +57,11 @@ def another(version: str) -> Path | None:
     found = sorted(Path.home().glob(f".pyenv/versions/{version}*/bin/python"))
     on_path = shutil.which(f"python{version}")
     return found[-1] if found else Path(on_path) if on_path else None
+
+
+def _home(wanted: Path) -> Path:
+    """Its place, which that of a test is not where a benchmark has a file of the same name."""
+    return CACHE / f"{wanted.relative_to(ROOT).parts[0]}-{wanted.stem}"
 
 
 def _interpreter(home: Path) -> Path:
