@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from aenv.client.lineage import Siblings as Siblings
     from aenv.client.provision import attach as attach
     from aenv.client.sync import SyncEnvironment as SyncEnvironment
+    from aenv.client.vendors import anthropic_tools as anthropic_tools
+    from aenv.client.vendors import gemini_tools as gemini_tools
+    from aenv.client.vendors import openai_tools as openai_tools
     from aenv.errors import (
         Abandoned as Abandoned,
     )
@@ -156,6 +159,7 @@ _HOME = {
     "aenv.client.lineage": ("Forked", "Siblings"),
     "aenv.client.provision": ("attach",),
     "aenv.client.sync": ("SyncEnvironment",),
+    "aenv.client.vendors": ("anthropic_tools", "gemini_tools", "openai_tools"),
     "aenv.errors": (
         "AEnvError",
         "Abandoned",

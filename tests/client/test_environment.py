@@ -217,19 +217,6 @@ async def test_a_model_that_an_environment_asks_itself_is_no_failure_of_a_tool(t
                     await asking
 
 
-def test_openai_names_fit_and_map_back() -> None:
-    from aenv.client.openai import openai_name
-
-    names: dict[str, str] = {}
-    for tool in ("a.b", "a/b", "x" * 70, "x" * 71, "plain"):
-        name = openai_name(tool, names)
-        assert len(name) <= 64
-        assert name not in names
-        assert name.replace("_", "").replace("-", "").isalnum()
-        names[name] = tool
-    assert names["plain"] == "plain"
-
-
 class Counting:
     """A provision that counts what is given and given back."""
 

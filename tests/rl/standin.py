@@ -104,9 +104,9 @@ class Model:
 
 
 @asynccontextmanager
-async def model(*answers: Answer) -> AsyncIterator[Model]:
+async def model(*answers: Answer, kind: type[Model] = Model) -> AsyncIterator[Model]:
     """A server that gives these answers, until the block ends."""
-    made = Model(answers)
+    made = kind(answers)
     tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

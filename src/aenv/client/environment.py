@@ -15,8 +15,8 @@ from aenv.client import answers, lineage, mcp
 from aenv.client.contents import content_of
 from aenv.client.handle import Handle, log
 from aenv.client.lineage import Forked, Kept, Siblings
-from aenv.client.openai import openai_tools
 from aenv.client.provision import Control, Package, Provision, choose
+from aenv.client.vendors import openai_tools
 from aenv.errors import AEnvError, Conflict, Invalid, NotFound
 from aenv.models import EnvRef, ExecResult, Sandbox, SandboxSpec, ToolResult, parse_duration
 from aenv.runtime import registry
