@@ -91,6 +91,9 @@ class _Callback(AsyncCallbackHandler):
 def _message(message: BaseMessage) -> dict[str, Any]:
     found = convert_to_openai_messages(message)
     assert isinstance(found, dict)
+    for call in getattr(message, "invalid_tool_calls", ()):  # what LangChain could not read, the model said, too
+        function = {"name": call["name"] or "", "arguments": call["args"] or ""}
+        found.setdefault("tool_calls", []).append({"id": call["id"], "type": "function", "function": function})
     return found
 
 

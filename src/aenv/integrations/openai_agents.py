@@ -99,6 +99,7 @@ class _Hooks(RunHooks[Any]):
         cut = any(getattr(item, "status", None) == "incomplete" for item in response.output)
         await self._tools.say(
             *said,
+            model=str(getattr(agent.model, "model", agent.model) or ""),
             finish_reason="length" if cut else "tool_calls" if called else "stop",
             prompt_tokens=response.usage.input_tokens,
             completion_tokens=response.usage.output_tokens,

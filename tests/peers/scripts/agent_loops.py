@@ -11,8 +11,8 @@ import json
 import logging
 import os
 import runpy
-import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 from aenv import AEnvError, Environment
@@ -81,10 +81,10 @@ def _anthropics(completion: dict[str, Any]) -> dict[str, Any]:
 
 def program(name: str) -> dict[str, Any]:
     """One of the guide's programs."""
-    found = runpy.run_path(f"{name}.py")
-    if "agents" in sys.modules:
-        importlib.import_module("agents").set_default_openai_api("chat_completions")
-    return found
+    path = Path(f"{name}.py")
+    if "from agents import" in path.read_text():
+        importlib.import_module("agents").set_default_openai_api("chat_completions")  # what the server speaks
+    return runpy.run_path(str(path))
 
 
 async def played(server: Speaker, play: Any, *answers: Any, turns: int | None = None) -> Trajectory:
@@ -161,22 +161,35 @@ async def is_there(sandbox: Sandbox) -> bool:
     return True
 
 
+async def essential(server: Speaker, play: Any) -> dict[str, Any]:
+    """An episode that goes well, and what is lost, with and without an episode."""
+    found: dict[str, Any] = {scene: told(await played(server, play, *SCENES[scene])) for scene in ("done", "lost")}
+    found["raised"] = await without_episode(server, play)
+    return found
+
+
+async def everything(server: Speaker, play: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {scene: told(await played(server, play, *answers)) for scene, answers in SCENES.items()}
+    found["raised"] = await without_episode(server, play)
+    found["one turn"] = told(await played(server, play, WRITES, DONE, turns=1))
+    found["cancelled"] = [await cancelled(server, play, HANG), await cancelled(server, play, SLEEPS)]
+    return found
+
+
 async def main() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    async with Environment("mini-terminal") as env:  # what the process goes on to have, such as a spawner
+        await env.list_tools()
+    before = asyncio.all_tasks()
     async with model(kind=Speaker) as server:
         assert isinstance(server, Speaker)
         os.environ |= {"OPENAI_BASE_URL": server.url, "ANTHROPIC_BASE_URL": server.url.removesuffix("/v1")}
-        plays = {name: of for name, of in program("adapter").items() if name.startswith("play")}
-        for name, play in plays.items():
-            one = found[name] = {
-                scene: told(await played(server, play, *answers)) for scene, answers in SCENES.items()
-            }
-            one["one turn"] = told(await played(server, play, WRITES, DONE, turns=1))
-            one["raised"] = await without_episode(server, play)
-            one["cancelled"] = [await cancelled(server, play, HANG), await cancelled(server, play, SLEEPS)]
+        found = {
+            name: await (everything if name == "play" else essential)(server, play)
+            for name, play in program("adapter").items()
+            if name.startswith("play")
+        }
         found["printed"] = {name: await printed(server, name) for name in ("by_url", "adapter")}
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        found["tasks"] = [str(task.get_coro()) for task in left if "serve" not in str(task.get_coro())]
+    found["left"] = sorted(repr(task) for task in asyncio.all_tasks() - before if task is not asyncio.current_task())
     found["instances"] = [len(USED), sum([await is_there(sandbox) for sandbox in USED])]
     return found
 
