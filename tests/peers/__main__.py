@@ -19,6 +19,11 @@ from tests.peers.support import MINI_SWE, requirements
 
 TESTED = Path(__file__).with_name("tested.json")
 FRAMEWORKS = {
+    "agents": (
+        *("toolbox.py", "telling.py", "listening.py", "src/aenv/client/vendors.py"),
+        *("anthropic.py", "langchain.py", "openai_agents.py", "pydantic_ai.py", "tests/peers/scripts/agent_loops.py"),
+        *(f"docs/guides/{guide}.md" for guide in ("anthropic", "langchain", "openai-agents", "pydantic-ai")),
+    ),
     "ray": (
         *("ray.py", "rllib.py", "skyrl.py", "gymnasium", "examples/05-lights", "examples/06-keypad"),
         *("tests/peers/scripts/rllib.py", "tests/peers/scripts/skyrl.py"),

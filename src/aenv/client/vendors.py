@@ -35,8 +35,8 @@ def anthropic_tools(tools: Sequence[Mapping[str, Any]]) -> Named:
 
 
 def gemini_tools(tools: Sequence[Mapping[str, Any]]) -> Named:
-    """For ``function_declarations`` of Gemini's. Its schemas know less than JSON Schema: what can be said in other words
-    is, the rest is left out, so a model may be offered more than a tool takes."""
+    """For ``function_declarations`` of Gemini's. Its schemas know less than JSON Schema: what can be said
+    otherwise is, and the rest is left out, so a model may be offered more than a tool takes."""
     names = vendor_names(tools, lambda name: _ALLOWED.fullmatch(name) and _BEGINS.match(name))
     found = []
     for name, tool in zip(names, tools, strict=True):

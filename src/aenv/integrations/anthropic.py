@@ -95,7 +95,7 @@ def _block(block: Mapping[str, Any]) -> Any:
 
 def _messages(role: str, content: str | Iterable[Any]) -> Iterator[Message]:
     """One of Anthropic's messages, as OpenAI's API has them: several, where it has answers of tools."""
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+    blocks: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
     texts, calls = [], []
     for block in blocks:
         if block["type"] == "tool_result":

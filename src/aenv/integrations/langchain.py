@@ -72,7 +72,7 @@ class _Callback(AsyncCallbackHandler):
             self._tools.hear([_message(message) for message in conversation])
 
     async def on_llm_end(self, response: LLMResult, **_: Any) -> None:
-        for (generation, *_others) in response.generations:
+        for generation, *_others in response.generations:
             if not isinstance(generation, ChatGeneration) or not isinstance(generation.message, AIMessage):
                 continue
             said = generation.message

@@ -6,7 +6,6 @@ by ``Over``, which is no ``Exception``, and the end of the block raises the fail
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent import futures
 from types import TracebackType

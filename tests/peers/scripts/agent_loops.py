@@ -1,4 +1,4 @@
-"""Agents of a framework in instances, as its guide has them: ``agent_loops.py``, in a folder with the guide's two programs.
+"""Agents of a framework in instances, as its guide has them: ``agent_loops.py``, in a folder with its programs.
 
 The model is a small server in this process, which says what an episode is about.
 """
@@ -15,11 +15,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from tests.rl.standin import HANG, Model, calling, calling_all, model, saying
+
 from aenv import AEnvError, Environment
 from aenv.integrations.checking import LOOK, LOSE, TASK, WRITE
 from aenv.models import Sandbox
 from aenv.rl import Episode, Rules, Task, Trajectory, rollout
-from tests.rl.standin import HANG, Model, calling, calling_all, model, saying
 
 os.environ |= {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 warnings.simplefilter("ignore")
@@ -73,7 +74,11 @@ def _anthropics(completion: dict[str, Any]) -> dict[str, Any]:
             given = call["function"]["arguments"]
         content.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": given})
     return {
-        **{"id": "m1", "type": "message", "role": "assistant", "model": completion["model"], "content": content},
+        "id": "m1",
+        "type": "message",
+        "role": "assistant",
+        "model": completion["model"],
+        "content": content,
         "stop_reason": {"tool_calls": "tool_use", "stop": "end_turn"}[choice["finish_reason"]],
         "usage": {"input_tokens": 11, "output_tokens": 7},
     }
