@@ -30,6 +30,7 @@ FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 WIDTH = 100
 GROUPS = (
     ("Using an environment", ("Environment", "SyncEnvironment", "attach", "Siblings", "Forked")),
+    ("Tools for the API of a model", ("openai_tools", "anthropic_tools", "gemini_tools")),
     ("Results", ("ToolResult", "ExecResult", "Image", "Audio")),
     ("Writing an environment", aenv._HOME["aenv.runtime.registry"]),
     ("What a function may ask", ("Context",)),

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
-Named = tuple[list[dict[str, Any]], dict[str, str]]
 _ALLOWED = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _BEGINS = re.compile(r"[A-Za-z_]")
 """A name of Gemini's."""
@@ -17,8 +16,8 @@ _NOT_ON_TOP = ("allOf", "anyOf", "oneOf", "not", "enum", "const", "if", "then", 
 """What neither OpenAI nor Anthropic takes beside the parameters themselves."""
 
 
-def openai_tools(tools: Sequence[Mapping[str, Any]]) -> Named:
-    """For ``tools`` of OpenAI's chat completions."""
+def openai_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The tools of a ``tools/list`` for ``tools`` of OpenAI's chat completions, and which tool each name means."""
     names = vendor_names(tools, _ALLOWED.fullmatch)
     found = [
         {"type": "function", "function": {**_told(name, tool), "parameters": _parameters(tool)}}
@@ -27,16 +26,19 @@ def openai_tools(tools: Sequence[Mapping[str, Any]]) -> Named:
     return found, _meant(names, tools)
 
 
-def anthropic_tools(tools: Sequence[Mapping[str, Any]]) -> Named:
-    """For ``tools`` of Anthropic's messages."""
+def anthropic_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The tools of a ``tools/list`` for ``tools`` of Anthropic's messages, and which tool each name means."""
     names = vendor_names(tools, _ALLOWED.fullmatch)
     found = [{**_told(name, tool), "input_schema": _parameters(tool)} for name, tool in zip(names, tools, strict=True)]
     return found, _meant(names, tools)
 
 
-def gemini_tools(tools: Sequence[Mapping[str, Any]]) -> Named:
-    """For ``function_declarations`` of Gemini's. Its schemas know less than JSON Schema: what can be said
-    otherwise is, and the rest is left out, so a model may be offered more than a tool takes."""
+def gemini_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The tools of a ``tools/list`` for ``function_declarations`` of Gemini's, and which tool each name means.
+
+    Its schemas know less than JSON Schema: what can be said otherwise is, and the rest is left out, so a model may be
+    offered more than a tool takes.
+    """
     names = vendor_names(tools, lambda name: _ALLOWED.fullmatch(name) and _BEGINS.match(name))
     found = []
     for name, tool in zip(names, tools, strict=True):
