@@ -110,7 +110,7 @@ def _messages(role: str, content: str | Iterable[Any]) -> Iterator[Message]:
         yield {"role": role, "content": "\n".join(texts)}
 
 
-def _text(content: str | Iterable[Any]) -> str:
+def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(block["text"] if block["type"] == "text" else f"[{block['type']}]" for block in content)

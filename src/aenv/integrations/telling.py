@@ -30,12 +30,13 @@ class Telling(Toolbox):
         self._episode = env if isinstance(env, Episode) else None
         self._told: list[Message] = []
         self.conversation: Callable[[], Sequence[Message]] | None = None
-        """All of it, where a framework has no hook that could wait until it is told: it is told before each call."""
+        """Where to look for what is not told by ``tell``, since a framework has no hook for it that could wait. What
+        is new there is told before each call, and at the end."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None and self.failure is None:
+        if self.failure is None and (error is None or isinstance(error, (Exception, Over))):
             await self.catch_up()
         ended = None if isinstance(error, Over) else error  # then the failure, if there was one, is all there is to say
         await super().__aexit__(kind, ended, trace)
@@ -59,7 +60,6 @@ class Telling(Toolbox):
 
     async def tell(self, *messages: Message, **known: Any) -> None:
         """What comes next in the conversation, with what is ``known`` of how the model came to it."""
-        self._told += messages
         if self._episode is not None:
             for message in messages:
                 if message["role"] == "assistant":
@@ -72,10 +72,10 @@ class Telling(Toolbox):
         if self.conversation is None:
             return
         now, known = list(self.conversation()), len(self._told)
-        if now[:known] == self._told:
-            await self.tell(*now[known:])
-        else:  # a framework that summed up what came before, or began another conversation
-            await self.tell(*(message for message in now if message not in self._told))
+        is_longer = now[:known] == self._told  # or else it was summed up, or another was begun
+        new = now[known:] if is_longer else [message for message in now if message not in self._told]
+        self._told += new
+        await self.tell(*new)
 
     def blocking(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """Do it from a thread. Where the block has ended meanwhile, the agent in the thread ends, too."""
