@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from benchmarks import (
+    agents,
     calls,
     clients,
     containers,
@@ -64,6 +65,7 @@ FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
     "lineage": lineage.lineage,
     "model_gateway": model_gateway.model_gateway,
     "vector": vector.vector,
+    "agents": agents.agents,
 }
 ISOLATED = (
     "instance_start",
@@ -80,6 +82,7 @@ ISOLATED = (
 )
 """What is measured only where a sandbox can be isolated in every way."""
 LACKING: dict[str, Callable[[], str]] = {
+    "agents": agents.lacking,
     "replicas": replicas.lacking,
     "containers": containers.lacking,
     "containers_many": containers.lacking,

@@ -29,6 +29,18 @@ SILENT = ("play_with_toolset", "play_step_by_step")
 OK = '{"output":["",true],"returncode":0,"stdout":"","stderr":"","truncated":false,"note":""}'
 WRITE = ["execute_command", {"command": "echo hello > note"}, "w1", False]
 
+PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+PICTURES = f"""
+import base64
+
+from aenv import Image, register_tool
+
+
+@register_tool
+def picture() -> list:
+    return ["Here it is:", Image(base64.b64decode("{PICTURE}"), "image/png")]
+"""
+
 
 class Guide:
     """What became of a guide's programs."""
@@ -54,7 +66,9 @@ def guide(request: pytest.FixtureRequest, peer: Peer) -> Guide:
     text = (ROOT / "docs" / "guides" / f"{name}.md").read_text()
     by_url, *adapter = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     folder = peer.folder / name
-    folder.mkdir()
+    (folder / "src").mkdir(parents=True)
+    (folder / "src" / "custom_env.py").write_text(PICTURES)
+    (folder / "config.json").write_text('{"name": "pictures", "version": "1.0.0"}')
     (folder / "by_url.py").write_text(by_url)
     (folder / "adapter.py").write_text("\n\n".join(adapter))
     return Guide(name, asyncio.run(peer.told(folder, SCRIPT, PYTHONPATH=str(ROOT))))
@@ -127,6 +141,12 @@ def test_the_other_ways_of_a_guide(guide: Guide) -> None:
         assert [call[:2] for call in done["calls"]] == [WRITE[:2]]
         if name not in SILENT:
             assert [message["role"] for message in done["messages"]] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_a_model_sees_the_picture_of_a_tool(guide: Guide) -> None:
+    assert "Here it is:" in guide["pictured"]
+    seen = PICTURE in guide["pictured"]
+    assert seen is (guide.name != "openai-agents")  # which leaves pictures of tools out of chat completions
 
 
 def test_a_run_whose_turns_are_used_up_is_scored(guide: Guide) -> None:

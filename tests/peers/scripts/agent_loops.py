@@ -135,6 +135,14 @@ async def without_episode(server: Speaker, play: Any) -> str:
     return "nothing"
 
 
+async def pictured(server: Speaker, play: Any) -> str:
+    """What a model is given of a tool's answer that has a picture."""
+    server.start(calling("picture"), DONE)
+    async with Environment("pictures") as env:
+        await play(env, TASK)
+    return json.dumps(server.asked[-1]["messages"])
+
+
 async def cancelled(server: Speaker, play: Any, *answers: Any) -> str:
     """What comes out of a run that is cancelled while its model thinks, or while a tool is under way."""
     server.hanging.clear()
@@ -176,6 +184,7 @@ async def essential(server: Speaker, play: Any) -> dict[str, Any]:
 async def everything(server: Speaker, play: Any) -> dict[str, Any]:
     found: dict[str, Any] = {scene: told(await played(server, play, *answers)) for scene, answers in SCENES.items()}
     found["raised"] = await without_episode(server, play)
+    found["pictured"] = await pictured(server, play)
     found["one turn"] = told(await played(server, play, WRITES, DONE, turns=1))
     found["cancelled"] = [await cancelled(server, play, HANG), await cancelled(server, play, SLEEPS)]
     return found
