@@ -15,6 +15,7 @@ from aenv.errors import nearest
 
 COMMANDS = {
     "init": ("aenv.cli.project:init", "Make a new project."),
+    "add": ("aenv.cli.add:add", "Make a project of an MCP server, an HTTP service or an A2A agent."),
     "run": ("aenv.cli.project:run", "Run the project here as a sandbox on this machine."),
     "test": ("aenv.cli.project:test", "Run the project's tests against a live sandbox."),
     "validate": ("aenv.cli.validate:validate", "Check the project, and say how to mend what is wrong."),

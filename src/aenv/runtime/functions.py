@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
-from aenv.errors import AEnvError, AuthorError, Invalid, ModelError, SandboxLost, Unsupported
+from aenv.errors import AEnvError, AuthorError, CallTimeout, Invalid, ModelError, SandboxLost, Unsupported
 from aenv.runtime import docstrings, threads
 from aenv.runtime.context import Context, printable
 from aenv.runtime.registry import Mark
@@ -19,6 +19,8 @@ from aenv.runtime.threads import Threads
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, list, tuple, dict})
 """What need not be asked whether it can be awaited."""
+OF_OTHERS = (SandboxLost, CallTimeout, ModelError)
+"""Failures of what an author's function uses, which are not its own."""
 
 
 class Raised(Exception):
@@ -171,7 +173,7 @@ async def run_hook(function: Function, context: Context, arguments: dict[str, An
 
 def author_error(function: Function, raised: Raised) -> AEnvError:
     """What the caller of a reward, function or hook is told when it raised."""
-    if isinstance(raised.cause, (Invalid, SandboxLost, ModelError)):  # the caller is at fault, or what it uses failed
+    if isinstance(raised.cause, (Invalid, *OF_OTHERS)):  # the caller is at fault, or what it uses failed
         return raised.cause
     if function.mark.kind in ("save", "load") and isinstance(raised.cause, Unsupported):  # so there is another way
         return raised.cause

@@ -15,6 +15,7 @@ from typing import Any
 from aenv.errors import StartFailed
 from aenv.project import Project
 from aenv.runtime import registry, trusted
+from aenv.runtime.foreign import Foreign
 from aenv.runtime.functions import Function
 from aenv.runtime.registry import Mark
 
@@ -55,7 +56,7 @@ class Loaded:
         self._check_pair()
 
     def _add(self, mark: Mark) -> None:
-        function = Function(mark)
+        function = self._foreign(mark) if "listed" in mark.options else Function(mark)
         if mark.kind in ("tool", "agent"):
             _put(self.tools, function)
         elif mark.kind == "reward":
@@ -78,6 +79,13 @@ class Loaded:
             self.load = _only(self.load, function)
         else:
             self.reset = _only(self.reset, function)
+
+    def _foreign(self, mark: Mark) -> Foreign:
+        if self.server is not None:
+            raise StartFailed(
+                f"the project has an MCP server, and tool {mark.name!r} of another", hint="make a project of each"
+            )
+        return Foreign(mark)
 
     def _check_pair(self) -> None:
         if (self.save is None) != (self.load is None):

@@ -138,6 +138,11 @@ def register_tool(
     )
 
 
+def register_foreign(listed: Mapping[str, Any], run: Callable[..., Any]) -> None:
+    """Offer somebody else's tool, as MCP lists it. ``run`` is given the arguments as they came, and a ``Context``."""
+    _marks.append(Mark("tool", run, str(listed["name"]), {"listed": dict(listed)}))
+
+
 @overload
 def register_agent(function: F, /) -> F: ...
 @overload

@@ -15,9 +15,7 @@ from aenv.errors import (
     AuthorError,
     CallTimeout,
     Invalid,
-    ModelError,
     NotFound,
-    SandboxLost,
     Unsupported,
     did_you_mean,
 )
@@ -27,7 +25,7 @@ from aenv.runtime import commands, files, seeds, trusted
 from aenv.runtime.commands import Command
 from aenv.runtime.content import data, plain, tool_result
 from aenv.runtime.context import Context, Instance, Notify, silent
-from aenv.runtime.functions import Function, Raised, Timing, author_error, run_hook
+from aenv.runtime.functions import OF_OTHERS, Function, Raised, Timing, author_error, run_hook
 from aenv.runtime.hidden import Hidden
 from aenv.runtime.history import History, Noted
 from aenv.runtime.loader import Loaded
@@ -91,7 +89,7 @@ class Service:
             except Raised as exc:
                 log.info("tool %s failed\n%s", function.name, exc.details())
                 note.error = exc.cause.message if isinstance(exc.cause, AEnvError) else exc.summary
-                if isinstance(exc.cause, (SandboxLost, ModelError)):  # of what it uses: no model is to read of it
+                if isinstance(exc.cause, OF_OTHERS):  # no model is to read of it
                     raise exc.cause from None
                 return tool_error(note.error)
             except AuthorError as exc:

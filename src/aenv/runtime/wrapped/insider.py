@@ -12,14 +12,13 @@ from typing import Any, Protocol
 import msgspec
 
 from aenv import __version__
-from aenv.errors import AEnvError, Invalid, ToolError, from_wire
+from aenv.errors import AEnvError, ToolError, from_wire
 from aenv.models import ToolResult
 from aenv.runtime.answers import Answer, Request
 from aenv.runtime.context import Context
-from aenv.runtime.functions import Function, Timing
+from aenv.runtime.foreign import Foreign
 from aenv.runtime.mcp.messages import LEGACY, NO_METHOD, encode
 from aenv.runtime.registry import Mark
-from aenv.runtime.schema import Result
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -178,41 +177,12 @@ def _result(reply: dict[str, Any], answer: Answer) -> dict[str, Any]:
     raise AEnvError(f"the project's MCP server failed: {failed['message']}")
 
 
-class ServerTool(Function):
+class ServerTool(Foreign):
     """A tool of the wrapped server, for the routes that are ours."""
 
     def __init__(self, insider: Insider, listed: dict[str, Any]) -> None:
         self._insider = insider
-        self.name = listed["name"]
-        self.description = listed.get("description")
-        options: dict[str, Any] = {key: listed[key] for key in ("title", "annotations") if key in listed}
-        self.mark = Mark("tool", self._run, self.name, {**options, "input_schema": listed["inputSchema"]})
-        self.arguments = _Published(listed["inputSchema"])  # type: ignore[assignment]
-        self.result = Result(self._run)
-        self.result.schema = listed.get("outputSchema")
-        self._function = self._run
-        self._context = None
-        self._is_async = True
-
-    async def call(self, arguments: dict[str, Any], context: Context, timing: Timing | None = None) -> Any:
-        return await super().call({"arguments": arguments, "context": context}, context, timing)
+        super().__init__(Mark("tool", self._run, listed["name"], {"listed": listed}))
 
     async def _run(self, arguments: dict[str, Any], context: Context) -> ToolResult:
         return await self._insider.call(self.name, arguments, context)
-
-
-class _Published:
-    """Arguments whose schema and validation belong to the wrapped server."""
-
-    context = None
-
-    def __init__(self, schema: dict[str, Any]) -> None:
-        self.schema = schema
-
-    def decode(self, given: Any, *, text: bool = False) -> dict[str, Any]:
-        if not isinstance(given, bytes):
-            return dict(given)
-        try:
-            return msgspec.json.decode(given, type=dict[str, Any])
-        except msgspec.DecodeError as exc:
-            raise Invalid(f"the arguments are not a JSON object: {exc}") from None
