@@ -43,7 +43,8 @@ from aenv.runtime.registry import register_reset, register_setup, register_teard
 BINDINGS = ("JSONRPC", "HTTP+JSON")
 _FAREWELL = 5.0
 """Seconds that an agent has to take a cancellation."""
-_POLL = 0.5
+_SHORTEST, _LONGEST = 0.02, 1.0
+"""Seconds after which an agent that does not stream is asked again."""
 _GOING_ON = (TaskState.TASK_STATE_UNSPECIFIED, TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE_WORKING)
 _FAILED = (TaskState.TASK_STATE_FAILED, TaskState.TASK_STATE_REJECTED, TaskState.TASK_STATE_CANCELED)
 _WELL_KNOWN = "/.well-known/agent-card.json"
@@ -200,8 +201,10 @@ class Turn:
         )
         async for event in self._client.send_message(SendMessageRequest(message=said)):
             self._hear(event)
+        pause = _SHORTEST
         while self.going_on:
-            await asyncio.sleep(_POLL)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST)
             self._take(await self._client.get_task(GetTaskRequest(id=self.going_on)))
         waits = self._state == TaskState.TASK_STATE_INPUT_REQUIRED
         if self._state == TaskState.TASK_STATE_AUTH_REQUIRED:
@@ -237,7 +240,7 @@ class Turn:
 
     def _take(self, task: Task) -> None:
         self._stand(task.id, task.context_id, task.status.state)
-        self._artifacts.update({one.artifact_id: list(one.parts) for one in task.artifacts})
+        self._artifacts.update({one.artifact_id: _joined([], list(one.parts)) for one in task.artifacts})
         self._last = list(task.status.message.parts)
 
     def _stand(self, task: str, context: str, state: TaskState) -> None:
