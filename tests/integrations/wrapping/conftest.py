@@ -6,13 +6,17 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
+from aenv.cli import main
+from aenv.rl import Trajectory, files
 from tests.conformance.test_conformance import INSTALL, PREFIX
 from tests.platform.support import new_home
+from tests.support import ROOT
 
 EVERYTHING = "@modelcontextprotocol/server-everything"
 COMMAND = ["node", f"node_modules/{EVERYTHING}/dist/index.js"]
@@ -24,7 +28,7 @@ class Service:
 
     def __init__(self, module: str, *words: str) -> None:
         line = [sys.executable, "-m", f"tests.integrations.wrapping.{module}", *words]
-        self.process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert self.process.stdout is not None
         told = self.process.stdout.readline().strip()
         self.url = f"http://127.0.0.1:{told}" if told.isdigit() else told
@@ -90,3 +94,43 @@ def _copy(package: str, modules: Path, to: Path) -> None:
     needs = json.loads((modules / package / "package.json").read_text()).get("dependencies", {})
     for other in needs:
         _copy(other, modules, to)
+
+
+class Command(NamedTuple):
+    """What ``aenv`` answered."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def aenv(here: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Command]:
+    def run(*arguments: str) -> Command:
+        capfd.readouterr()
+        code = main(list(arguments))
+        return Command(code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def played(aenv: Callable[..., Command], here: Path) -> Callable[..., list[Trajectory]]:
+    """Plays an agent's code on a project of ``here``, a task for each reward, and reads what was recorded."""
+
+    def play(project: str, agent: str, *tasks: dict[str, Any], options: Sequence[str] = ()) -> list[Trajectory]:
+        folder = here / project
+        (folder / "agent.py").write_text(agent)
+        (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            line = ["rollout", project, "--agent", "agent.py:play", "--tasks", "tasks.jsonl", "--out", "run"]
+            aenv(*line, "--retries", "0", *options)
+            sys.modules.pop("agent", None)
+        return sorted(files.read(folder / "run" / "trajectories.jsonl"), key=lambda one: one.task.id)
+
+    return play

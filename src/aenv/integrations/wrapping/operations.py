@@ -13,7 +13,7 @@ from jsonschema.exceptions import SchemaError
 
 from aenv.errors import Invalid
 from aenv.integrations.wrapping import host_of
-from aenv.integrations.wrapping.schemas import References, Schemas, wrong
+from aenv.integrations.wrapping.schemas import References, Schemas, steps, wrong
 
 METHODS = ("get", "head", "options", "put", "post", "delete", "patch", "trace")
 READING = ("get", "head", "options")
@@ -253,7 +253,9 @@ class _Reader:
     ) -> tuple[Parameter, ...]:
         given: dict[tuple[str, str], tuple[dict[str, Any], str]] = {}
         for owner, at in ((item, place.rpartition(".")[0]), (node, place)):
-            listed = owner.get("parameters") or []
+            listed = owner.get("parameters")
+            if listed is None:
+                continue
             if not isinstance(listed, list):
                 raise wrong(f"{at}.parameters", "a list is needed")
             for index, one in enumerate(listed):
@@ -316,7 +318,7 @@ class _Reader:
         schema = schemas.read(plain, f"{where}.schema")
         members = schema
         if isinstance(schema, dict) and set(schema) == {"$ref"}:
-            members = schemas.definitions.get(schema["$ref"].removeprefix("#/$defs/"), schema)
+            members = schemas.definitions[steps(schema["$ref"])[-1]]
         if is_required and _has_members(members) and not properties.keys() & members["properties"].keys():
             properties.update(members["properties"])
             required += [name for name in members.get("required", ()) if name not in required]
