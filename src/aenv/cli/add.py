@@ -118,11 +118,11 @@ def openapi(
 
 
 @add.command()
-@click.argument("source", metavar="URL")
+@click.argument("source", metavar="URL | CARD")
 @bearer_option
 @_common("a2a")
 def a2a(source: str, bearer: str | None, **given: Any) -> None:
-    """Wrap an A2A agent: a conversation with it, as tools.
+    """Wrap an A2A agent: a conversation with it, as tools. Its card is read at its URL, or is a file.
 
     \b
     Example:
@@ -180,7 +180,8 @@ def _add(wanted: Wanted, source: Any, **options: Any) -> None:
             }
         )
         return
-    say(f"made {name} {wanted.version} in {root}: {len(found.tools)} tools, {', '.join(list(found.tools)[:8])}")
+    shown = [*list(found.tools)[:8], *(["..."] if len(found.tools) > 8 else [])]
+    say(f"made {name} {wanted.version} in {root}, with {len(found.tools)} of its tools: {', '.join(shown)}")
     for one in found.secrets:
         say(f"  it needs the secret {one}: aenv secret set {one}")
     say(f"\nnext:\n  cd {shlex.quote(str(root))}\n  aenv run        serve it on http://localhost:8081")

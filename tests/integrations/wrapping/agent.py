@@ -1,4 +1,4 @@
-"""An A2A agent, by a2a-sdk's own server. Run, it tells its port; its card is that of a streaming agent or of another."""
+"""An A2A agent, by a2a-sdk's own server. Run, it tells where it is, and streams or does not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from a2a.server.events import EventQueue
 from a2a.server.request_handlers import DefaultRequestHandler
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes
 from a2a.server.tasks import InMemoryTaskStore, TaskUpdater
-from a2a.types.a2a_pb2 import AgentCapabilities, AgentCard, AgentInterface, AgentSkill, Role, Task, TaskState, TaskStatus
+from a2a.types.a2a_pb2 import (
+    AgentCapabilities,
+    AgentCard,
+    AgentInterface,
+    AgentSkill,
+    Role,
+    Task,
+    TaskState,
+    TaskStatus,
+)
 from starlette.applications import Starlette
 
 cancelled: list[str] = []
@@ -29,9 +38,7 @@ class Parrot(AgentExecutor):
         assert context.task_id
         assert context.context_id
         if word == "quick":
-            await event_queue.enqueue_event(
-                new_text_message(rest, context_id=context.context_id, role=Role.ROLE_AGENT)
-            )
+            await event_queue.enqueue_event(new_text_message(rest, context_id=context.context_id, role=Role.ROLE_AGENT))
             return
         if context.current_task is None:
             status = TaskStatus(state=TaskState.TASK_STATE_SUBMITTED)

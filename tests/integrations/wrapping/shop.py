@@ -15,7 +15,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 KEY = "the-shop's-key"
 ITEM = {
     "type": "object",
@@ -102,6 +104,8 @@ async def one(request: Request) -> Response:
 
 async def does(request: Request) -> Response:
     what = request.path_params["what"]
+    if what.startswith("count-"):
+        return JSONResponse({"asked": asked.count(what.removeprefix("count-"))})
     asked.append(what)
     if what.isdigit():
         return JSONResponse({"error": "it said so"}, int(what), headers={"Retry-After": "0"})

@@ -33,7 +33,7 @@ async def test_a_conversation(service, kind):
         assert (await agent.chat("reject this", ctx=ctx)).is_error
         asked = await agent.chat("ask which?", session="other", ctx=ctx)
         assert (asked.text, asked.structured) == ("which?", {"state": "input-required"})
-        task = agent._conversations["other"].task  # noqa: SLF001
+        task = agent._conversations["other"].task
         assert task
         assert (await agent.chat("blue", session="other", ctx=ctx)).structured == {"state": "completed"}
         assert [one["text"].strip() for one in agent.history("other")] == ["ask which?", "which?", "blue", "blue"]
@@ -49,14 +49,14 @@ async def test_a_call_that_is_given_up_cancels_its_task_there(service, kind):
     agent = await talking(service("agent", kind).url)
     try:
         call = asyncio.create_task(agent.chat("wait", session="long", ctx=Context()))
-        while "long" not in agent._conversations or not agent._conversations["long"].context:  # noqa: SLF001
+        while "long" not in agent._conversations or not agent._conversations["long"].context:
             await asyncio.sleep(0.01)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        await asyncio.wait(agent._farewells)  # noqa: SLF001
+        await asyncio.wait(agent._farewells)
         cancelled = await agent.chat("cancelled?", ctx=Context())
-        assert cancelled.text == agent._conversations["long"].context  # noqa: SLF001
+        assert cancelled.text == agent._conversations["long"].context
     finally:
         await agent.stop()
 

@@ -18,7 +18,9 @@ from tests.integrations.wrapping.shop import DOCUMENT
 BASE = "http://shop.example:8000/v1"
 
 
-def document(operation: dict[str, Any] | None = None, path: str = "/a", method: str = "get", **more: Any) -> dict[str, Any]:
+def document(
+    operation: dict[str, Any] | None = None, path: str = "/a", method: str = "get", **more: Any
+) -> dict[str, Any]:
     return {"openapi": "3.1.0", "info": {}, "paths": {path: {method: operation or {}}}, **more}
 
 
@@ -128,7 +130,11 @@ def test_a_filter_takes_what_it_says(wanted, names):
     ("servers", "where", "base"),
     [
         ([{"url": "/v2"}], "http://host:1/docs/openapi.json", "http://host:1/v2"),
-        ([{"url": "https://{region}.example/", "variables": {"region": {"default": "eu"}}}], None, "https://eu.example"),
+        (
+            [{"url": "https://{region}.example/", "variables": {"region": {"default": "eu"}}}],
+            None,
+            "https://eu.example",
+        ),
         (None, "http://host:1/docs/openapi.json", "http://host:1"),
     ],
 )

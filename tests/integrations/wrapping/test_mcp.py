@@ -17,7 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
+from aenv import project
+from aenv.engines.process.engine import ProcessEngine
 from aenv.errors import NetworkError, SandboxLost
+from aenv.hub import reading
 from aenv.integrations.wrapping import mcp
 from aenv.runtime.context import Context, Instance
 from tests.integrations.wrapping.conftest import COMMAND
@@ -165,6 +168,18 @@ async def test_a_remote_server_that_dies_in_a_call_is_no_observation(remote):
             await call
         with pytest.raises(SandboxLost):
             await server.call("hanging")
+
+
+async def test_a_hub_reads_a_project_whose_server_it_cannot_reach(remote, aenv, here):
+    process, url = remote
+    made = await asyncio.to_thread(aenv, "add", "mcp", url, "-o", "json")
+    assert (made.data["name"], made.data["network"]) == ("notes", [url.split("/")[2]])
+    process.kill()
+    async with ProcessEngine() as engine:
+        contents = await reading.read(engine, project.read(here / "notes"), owner="ann", stamp="1")
+    assert {tool.name for tool in contents.tools} == set(made.data["tools"])
+    assert contents.tools[0].input_schema["type"] == "object"
+    assert [reward.name for reward in contents.rewards] == ["answers"]
 
 
 # The whole way

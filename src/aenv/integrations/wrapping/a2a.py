@@ -31,7 +31,7 @@ from a2a.types.a2a_pb2 import (
     TaskState,
 )
 from a2a.utils.errors import A2AError
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.json_format import MessageToDict, ParseError
 
 from aenv.errors import NetworkError, SandboxLost
 from aenv.integrations import wrapping
@@ -256,21 +256,26 @@ class Turn:
             self._context.progress(self._heard, None, text)
 
 
-def look(url: str, *, bearer: str | None = None) -> Found:
-    """Read an agent's card."""
-    return asyncio.run(_look(url, bearer))
+def look(source: str, *, bearer: str | None = None) -> Found:
+    """Read an agent's card, at its address or in a file."""
+    given = wrapping.read_stored(Path(source)) if Path(source).is_file() else None
+    return asyncio.run(_look(source, given, bearer))
 
 
-async def _look(url: str, bearer: str | None) -> Found:
-    wrapping.host_of(url)
-    base = url.rstrip("/").removesuffix(_WELL_KNOWN)
+async def _look(source: str, given: dict[str, Any] | None, bearer: str | None) -> Found:
+    base = source.rstrip("/").removesuffix(_WELL_KNOWN)
     try:
         async with httpx.AsyncClient(timeout=wrapping.CONNECT, headers=wrapping.bearer(bearer)) as http:
-            card = await A2ACardResolver(http, base).get_agent_card()
-            ClientFactory(ClientConfig(supported_protocol_bindings=list(BINDINGS))).create(card)
-    except (A2AError, ValueError, httpx.InvalidURL) as exc:
+            if given is not None:
+                card = parse_agent_card(given)
+            else:
+                wrapping.host_of(source)
+                card = await A2ACardResolver(http, base).get_agent_card()
+            config = ClientConfig(httpx_client=http, supported_protocol_bindings=list(BINDINGS))
+            ClientFactory(config).create(card)
+    except (A2AError, ParseError, ValueError, httpx.InvalidURL) as exc:
         hint = f"an A2A agent tells its card at {base}{_WELL_KNOWN}, and speaks {' or '.join(BINDINGS)}"
-        raise NetworkError(f"{url} is no A2A agent that can be talked to: {exc}", hint=hint) from exc
+        raise NetworkError(f"{source} is no A2A agent that can be talked to: {exc}", hint=hint) from exc
     stored = MessageToDict(card)
     hosts = [wrapping.host_of(one.url) for one in card.supported_interfaces if one.protocol_binding in BINDINGS]
     return Found(
