@@ -38,10 +38,16 @@ class Wanted(NamedTuple):
 
 @click.group(cls=Commands)
 def add() -> None:
-    """Make a project of a service that exists: an MCP server, an HTTP service, an A2A agent.
+    """Make a project of an MCP server, an HTTP service or an A2A agent.
 
     The service is read once. What it offered is kept in the project, so that a published version does not change; the
     project's module is a few lines, and yours to edit.
+
+    \b
+    Example:
+      aenv add mcp --name everything -- npx -y @modelcontextprotocol/server-everything@2026.8.31
+      aenv add openapi https://api.example.org/openapi.json --read-only
+      aenv add a2a https://agent.example.org
     """
 
 

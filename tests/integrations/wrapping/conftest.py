@@ -73,15 +73,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(scope="session")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project's directory with the MCP project's own example server in it, as npm puts it there."""
+@pytest.fixture
+def everything(here: Path) -> Path:
+    """A project's directory in ``here`` with the MCP project's own example server in it, as npm puts it there."""
     modules = PREFIX / "node_modules"
     if not (modules / EVERYTHING).is_dir():
         pytest.skip(f"the server {EVERYTHING} is not in {PREFIX}: {INSTALL}")
     if not (shutil.which("node") or "").startswith("/usr/"):
         pytest.skip("needs a Node that sandboxes see, below /usr")
-    folder = tmp_path_factory.mktemp("with") / "everything"
+    folder = here / "everything"
     _copy(EVERYTHING, modules, folder / "node_modules")
     return folder
 

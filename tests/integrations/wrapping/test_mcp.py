@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -197,8 +196,8 @@ async def play(env, task):
 
 
 @pytest.mark.node
-def test_an_episode_with_the_servers_own_example(everything, aenv, played, here):
-    os.rename(everything, here / "everything")
+@pytest.mark.usefixtures("everything")
+def test_an_episode_with_the_servers_own_example(aenv, played):
     made = aenv("add", "mcp", "--name", "everything", "--force", "-o", "json", "--", *COMMAND)
     assert made.code == 0, made.err
     assert {"echo", "get-sum", "get-tiny-image"} <= set(made.data["tools"])

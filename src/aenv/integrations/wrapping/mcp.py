@@ -40,6 +40,8 @@ Source = str | Sequence[str]
 """The address of a server, or the words of a command."""
 PATIENCE = 120.0
 """Seconds for a server to say what it offers: some are downloaded first."""
+MOST_ANSWER = 16 * 1024 * 1024
+"""Bytes of one message of a server elsewhere."""
 _PYTHON = ("python", "python3")
 """The interpreter of the project, which has what the project requires."""
 _MOST_TOOLS = 1_000
@@ -331,7 +333,9 @@ async def connected(
     limits = httpx2.Timeout(None, connect=wrapping.CONNECT)
     hooks = {"response": [told] if told is not None else []}
     async with httpx2.AsyncClient(timeout=limits, headers=wrapping.bearer(bearer), event_hooks=hooks) as http:
-        async with Client(streamable_http_client(source, http_client=http), cache=None) as client:
+        async with Client(
+            streamable_http_client(source, http_client=http, max_sse_event_size=MOST_ANSWER), cache=None
+        ) as client:
             yield client
 
 
