@@ -121,6 +121,7 @@ if TYPE_CHECKING:
         ToolResult as ToolResult,
     )
     from aenv.runtime.context import Context as Context
+    from aenv.runtime.conversations import Conversation as Conversation
     from aenv.runtime.registry import (
         register_agent as register_agent,
     )
@@ -195,6 +196,7 @@ _HOME = {
     ),
     "aenv.models": ("Audio", "ExecResult", "Image", "ToolResult"),
     "aenv.runtime.context": ("Context",),
+    "aenv.runtime.conversations": ("Conversation",),
     "aenv.runtime.registry": (
         "register_agent",
         "register_function",

@@ -56,7 +56,7 @@ _MOST_ENDED = 100_000
 _REMEMBERED = 7 * 24 * HOUR
 """Seconds that the record of a server's calls is kept."""
 _REFUSED = (401, 403)
-_CALLS = (b"/tools/", b"/mcp", b"/functions/", b"/task/reward")
+_CALLS = (b"/tools/", b"/mcp", b"/a2a", b"/functions/", b"/task/reward")
 _PASSED_ON = "/env-instance/"
 """Part of the address of an instance that is reached through another server, which counts the call."""
 

@@ -58,13 +58,14 @@ _METHODS = {name.encode(): name for name in ("GET", "POST", "PUT", "PATCH", "DEL
 _EXACT = {
     path.encode(): path
     for path in ("/mcp", "/tools", "/functions/list", "/task/reward", "/health", "/info", "/reset", "/files", "/exec")
-} | {b"/history": "/history"}
+} | {path.encode(): path for path in ("/history", "/a2a", "/.well-known/agent-card.json")}
 _BELOW = {
     b"tools": "/tools/{name}",
     b"functions": "/functions/{name}",
     b"calls": "/calls/{id}",
     b"ports": "/ports/{port}",
     b"openenv": "/openenv/{name}",
+    b"a2a": "/a2a/{name}",
 }
 _PORT = b"/ports/exposed"
 """Stands for whatever path of a server that listens in a sandbox."""

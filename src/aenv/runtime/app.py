@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, MutableMapping
-from contextlib import aclosing
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from aenv.runtime.tokens import Access
 
 if TYPE_CHECKING:
     from aenv.project import Project
+    from aenv.runtime.a2a import A2A
     from aenv.runtime.loader import Loaded
     from aenv.runtime.openenv import OpenEnv
     from aenv.runtime.shells import Shells
@@ -60,6 +61,7 @@ class App:
         self.tunnels = ports.Tunnels(self._stirred)
         self._shells: Shells | None = None
         self._openenv: OpenEnv | None = None
+        self._a2a: A2A | None = None
         self.calls: set[asyncio.Task[None]] = set()
         """Calls in flight."""
         self.boot = secrets.token_hex(8)
@@ -100,6 +102,18 @@ class App:
 
             self._openenv = OpenEnv(self, self._max_body)
         return self._openenv
+
+    @property
+    def a2a(self) -> A2A:
+        """Made when the first client of A2A's comes."""
+        if not self.service.loaded.agents:
+            raise NotFound("this environment has no agent", hint="register one with @register_agent")
+        if self._a2a is None:
+            with trusted.imports():
+                from aenv.runtime.a2a import A2A
+
+            self._a2a = A2A(self)
+        return self._a2a
 
     @property
     def shells(self) -> Shells:
@@ -239,6 +253,21 @@ class App:
         self._in_flight += 1
         self._begun += changes
         answer.task.add_done_callback(self._ended)
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count the task that enters this as a call, for as long as it is inside."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.calls.add(task)
+        self._in_flight += 1
+        self._begun += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+            self._stirred()
+            self.calls.discard(task)
 
     def _stirred(self) -> None:
         self._last = monotonic()
@@ -459,6 +488,12 @@ class App:
             raise Invalid(f"last must be a number of calls, found {last!r}")
         return success(self.service.history.last(None if last is None else int(last)))
 
+    def agent_card(self, request: Request, name: str) -> Reply:
+        return self.a2a.card(request, name)
+
+    def serve_a2a(self, request: Request, name: str) -> Reply:
+        return self.a2a.handle(request, name)
+
     def port(self, request: Request, port: str) -> ports.Tunnel:
         return ports.wanted(request, port)
 
@@ -528,6 +563,8 @@ EXACT: dict[str, dict[str, tuple[Access, Handler]]] = {
     "/files": {"GET": (Access.OWNER, App.read_file), "PUT": (Access.OWNER, App.write_file)},
     "/exec": {"POST": (Access.OWNER, App.exec)},
     "/history": {"GET": (Access.OWNER, App.history)},
+    "/.well-known/agent-card.json": {"GET": (Access.AGENT, App.agent_card)},
+    "/a2a": {"POST": (Access.AGENT, App.serve_a2a)},
     "/shell": {"POST": (Access.OWNER, App.shell)},
 }
 PREFIX: dict[str, dict[str, tuple[Access, Handler]]] = {
@@ -535,5 +572,6 @@ PREFIX: dict[str, dict[str, tuple[Access, Handler]]] = {
     "tools": {"POST": (Access.AGENT, App.tool)},
     "calls": {"DELETE": (Access.AGENT, App.cancel)},
     "ports": {"POST": (Access.OWNER, App.port)},
+    "a2a": {"POST": (Access.AGENT, App.serve_a2a), "GET": (Access.AGENT, App.agent_card)},
     "openenv": {},  # as its own table has it
 }

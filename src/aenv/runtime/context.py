@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +13,7 @@ from aenv import config
 from aenv.errors import Unsupported
 
 if TYPE_CHECKING:
+    from aenv.runtime.conversations import Conversation, Conversations
     from aenv.runtime.second import Second
 
 _LEVELS = (
@@ -65,11 +67,14 @@ class Context:
         name: str = "",
         notify: Notify = silent,
         progress_token: str | int | None = None,
+        conversations: Conversations | None = None,
     ) -> None:
         self._instance = instance or Instance()
         self._name = name
         self._notify = notify
         self._progress_token = progress_token
+        self._conversations = conversations
+        self._conversation: Conversation | None = None
 
     @property
     def instance_id(self) -> str:
@@ -103,6 +108,34 @@ class Context:
     @property
     def working_directory(self) -> Path:
         return self._instance.working_directory
+
+    @property
+    def conversation(self) -> Conversation:
+        """For an agent, the conversation that the message belongs to; for others, the only one that there is."""
+        if self._conversation is not None:
+            return self._conversation
+        return self._all.only()
+
+    @property
+    def conversations(self) -> list[Conversation]:
+        """What was said to the agents of this project and what they answered, the oldest conversation first."""
+        return list(self._all)
+
+    @property
+    def _all(self) -> Conversations:
+        from aenv.runtime.conversations import Conversations
+
+        return self._conversations or Conversations()
+
+    def within(self, conversation: Conversation) -> Context:
+        """The same, for an agent that is asked in that conversation."""
+        made = copy(self)
+        made._conversation = conversation
+        return made
+
+    async def piece(self, text: str, number: int) -> None:
+        """Tell the caller a piece of an agent's answer."""
+        self.progress(number, message=text)
 
     @cached_property
     def second(self) -> Second:

@@ -27,6 +27,7 @@ class Foreign(Function):
         self.result.schema = listed.get("outputSchema")
         self._function = mark.function
         self._context = None
+        self._conversations = {}
         self._is_async = True
 
     async def call(self, arguments: dict[str, Any], context: Context, timing: Timing | None = None) -> Any:

@@ -97,6 +97,7 @@ class Function:
         self.arguments = Arguments(mark.function, doc)
         self.result = Result(mark.function)
         self._context = self.arguments.context
+        self._conversations = self.arguments.conversations
         self._is_async = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(
             getattr(target, "__call__", None)  # noqa: B004 - the method itself is wanted
         )
@@ -114,6 +115,8 @@ class Function:
         timing = timing or Timing()
         if self._context is not None:
             arguments = {**arguments, self._context: context}
+        if self._conversations:
+            arguments = {**arguments, **{name: getattr(context, what) for name, what in self._conversations.items()}}
         found: Any = None
         if not self._is_async:
             found = await in_thread(functools.partial(timing.run, self._function, **arguments))

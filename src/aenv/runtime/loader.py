@@ -15,13 +15,27 @@ from typing import Any
 from aenv.errors import StartFailed
 from aenv.project import Project
 from aenv.runtime import registry, trusted
+from aenv.runtime.agents import Agent
+from aenv.runtime.conversations import Conversations
 from aenv.runtime.foreign import Foreign
 from aenv.runtime.functions import Function
 from aenv.runtime.registry import Mark
 
 RESERVED = (
     *("/mcp", "/health", "/task", "/functions", "/tools", "/reset", "/reseed", "/calls", "/info"),
-    *("/state", "/files", "/exec", "/history", "/ports", "/shell", "/specialise", "/delivery", "/openenv"),
+    *(
+        "/state",
+        "/files",
+        "/exec",
+        "/history",
+        "/ports",
+        "/shell",
+        "/specialise",
+        "/delivery",
+        "/openenv",
+        "/a2a",
+        "/.well-known",
+    ),
 )
 """First path segments that a function's own endpoint may not take."""
 _IMPORTING = ("<frozen importlib", importlib.__file__, __file__)
@@ -33,6 +47,9 @@ class Loaded:
 
     def __init__(self, marks: Iterable[Mark], servers: Iterable[Any] = ()) -> None:
         self.tools: dict[str, Function] = {}
+        self.agents: dict[str, Function] = {}
+        """The tool by which each agent is talked to, by the agent's name."""
+        self._agents: dict[str, Mark] = {}
         self.rewards: dict[str, Function] = {}
         self.functions: dict[str, Function] = {}
         self.endpoints: dict[tuple[str, str], Function] = {}
@@ -51,13 +68,20 @@ class Loaded:
             )
         self.server: Any = found[0] if found else None
         """An MCP server object of the author's own, FastMCP's or the official SDK's."""
+        self.conversations = Conversations()
         for mark in marks:
             self._add(mark)
+        self._add_agents()
         self._check_pair()
 
     def _add(self, mark: Mark) -> None:
+        if mark.kind == "agent":
+            if taken := self._agents.get(mark.name):
+                raise _twice(mark.name, taken, mark)
+            self._agents[mark.name] = mark
+            return
         function = self._foreign(mark) if "listed" in mark.options else Function(mark)
-        if mark.kind in ("tool", "agent"):
+        if mark.kind == "tool":
             _put(self.tools, function)
         elif mark.kind == "reward":
             _put(self.rewards, function)
@@ -86,6 +110,14 @@ class Loaded:
                 f"the project has an MCP server, and tool {mark.name!r} of another", hint="make a project of each"
             )
         return Foreign(mark)
+
+    def _add_agents(self) -> None:
+        for name, mark in self._agents.items():
+            agent = Agent(mark, self.conversations)
+            tools = list(agent.tools("" if len(self._agents) == 1 else f"{name}_"))
+            self.agents[name] = tools[0]
+            for function in tools:
+                _put(self.tools, function)
 
     def _check_pair(self) -> None:
         if (self.save is None) != (self.load is None):
@@ -116,30 +148,30 @@ class Loaded:
             )
         key = (str(function.mark.options["method"]).upper(), path)
         if taken := self.endpoints.get(key):
-            raise _twice(" ".join(key), taken, function)
+            raise _twice(" ".join(key), taken.mark, function.mark)
         self.endpoints[key] = function
 
 
 def _put(table: dict[str, Function], function: Function) -> None:
     if taken := table.get(function.name):
-        raise _twice(function.name, taken, function)
+        raise _twice(function.name, taken.mark, function.mark)
     table[function.name] = function
 
 
 def _only(taken: Function | None, function: Function) -> Function:
     if taken:
-        raise _twice(function.name, taken, function)
+        raise _twice(function.name, taken.mark, function.mark)
     return function
 
 
-def _twice(name: str, first: Function, second: Function) -> StartFailed:
-    kind = second.mark.kind
+def _twice(name: str, first: Mark, second: Mark) -> StartFailed:
+    kind = second.kind
     hint = f"rename one, or give one a name: @register_{kind}(name=...)"
-    if first.mark.place == second.mark.place:
+    if first.place == second.place:
         hint = "the file is imported under two names; import it the same way everywhere"
     elif kind in ("health", "reset", "save", "load"):
         hint = "keep one"
-    return StartFailed(f"{kind} {name!r} is registered twice: {first.mark.place} and {second.mark.place}", hint=hint)
+    return StartFailed(f"{kind} {name!r} is registered twice: {first.place} and {second.place}", hint=hint)
 
 
 def load(project: Project) -> Loaded:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 Kind = Literal["tool", "reward", "function", "health", "setup", "teardown", "reset", "save", "load", "agent"]
 F = TypeVar("F", bound=Callable[..., Any])
+A = TypeVar("A")
 
 
 class Mark(NamedTuple):
@@ -89,7 +90,7 @@ def load_script(path: str, name: str) -> None:
 
 def _mark(kind: Kind, function: F | None, name: str | None, **options: Any) -> F | Callable[[F], F]:
     def apply(target: F) -> F:
-        if not callable(target):
+        if not callable(target) and kind != "agent":
             raise TypeError(f"@register_{kind} goes on a function, not on {target!r}")
         found = name or getattr(target, "__name__", None)
         if not found or found == "<lambda>":
@@ -144,14 +145,16 @@ def register_foreign(listed: Mapping[str, Any], run: Callable[..., Any]) -> None
 
 
 @overload
-def register_agent(function: F, /) -> F: ...
+def register_agent(agent: A, /, *, name: str | None = None, description: str | None = None) -> A: ...
 @overload
-def register_agent(*, name: str | None = None, description: str | None = None) -> Callable[[F], F]: ...
-def register_agent(
-    function: F | None = None, /, *, name: str | None = None, description: str | None = None
-) -> F | Callable[[F], F]:
-    """Offer an agent to other agents: a tool that takes a message and answers it."""
-    return _mark("agent", function, name, description=description)
+def register_agent(*, name: str | None = None, description: str | None = None) -> Callable[[A], A]: ...
+def register_agent(agent: Any = None, /, *, name: str | None = None, description: str | None = None) -> Any:
+    """Offer an agent to others: by MCP as the tool ``chat``, by A2A, and to a reward what was said.
+
+    It is a function of a message that returns the answer, or yields its pieces as an async generator. Or an agent of
+    OpenAI Agents, pydantic-ai, LangGraph or CAMEL: ``register_agent(agent, name="support")``.
+    """
+    return _mark("agent", agent, name, description=description)
 
 
 @overload

@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from aenv.errors import Invalid, StorageFull, TooLarge, Unsupported
 from aenv.runtime.context import printable
+from aenv.runtime.conversations import Said as Told
 from aenv.runtime.seeds import Drawn
 
 _SAID = "said"
@@ -44,6 +45,7 @@ class Said(Struct, frozen=True, kw_only=True):
     value: msgspec.Raw = msgspec.Raw(b"null")
     data: bytes | None = None
     """It instead, where the author gave bytes."""
+    conversations: list[Told] = []
 
 
 def places(directory: Path) -> list[str]:

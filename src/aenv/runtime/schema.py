@@ -43,6 +43,8 @@ class Arguments:
         self._signature = signature = signatures.read(function, docstring)
         self.context = signature.context
         """The parameter that wants a ``Context``."""
+        self.conversations = signature.conversations
+        """Parameters that want conversations, each with what of a ``Context`` that is."""
         found = plain.arguments(signature)
         self._read = None if found is None else plain.reader(signature.parameters)
         self.schema: dict[str, Any] = self._checker.schema if found is None else found

@@ -22,6 +22,7 @@ from aenv.errors import (
 from aenv.models import ExecResult, ToolResult, to_json
 from aenv.project import Project
 from aenv.runtime import commands, files, seeds, trusted
+from aenv.runtime.agents import TOOLS_EACH
 from aenv.runtime.commands import Command
 from aenv.runtime.content import data, plain, tool_result
 from aenv.runtime.context import Context, Instance, Notify, silent
@@ -64,7 +65,13 @@ class Service:
         self.call_limit = project.timeouts.call
 
     def context(self, name: str, notify: Notify = silent, progress_token: str | int | None = None) -> Context:
-        return Context(self.instance, name=name, notify=notify, progress_token=progress_token)
+        return Context(
+            self.instance,
+            name=name,
+            notify=notify,
+            progress_token=progress_token,
+            conversations=self.loaded.conversations,
+        )
 
     async def setup(self) -> None:
         for function in self.loaded.setups:
@@ -143,35 +150,45 @@ class Service:
             ) from None
 
     async def reset(self, seed: int | None, arguments: dict[str, Any] | None = None) -> Any:
-        """Run the author's reset with the seed, if it takes one, and with whatever else it is given."""
+        """Forget conversations, and run the author's reset with the seed, if it takes one, and with whatever else it is
+        given. One of agents that has none takes a seed alone."""
         function = self.loaded.reset
-        if function is None:
+        if function is None and (arguments or not self.loaded.agents):
             raise Unsupported("this environment cannot be reset", hint="register one with @register_reset")
-        given = _for_reset(function, seed, arguments or {})
+        given = {} if function is None else _for_reset(function, seed, arguments or {})
         self.instance = self.instance._replace(seed=seed)
         seeds.plant(seed)
-        with Noted(self.history, "reset", function.name, {**(arguments or {}), "seed": seed}):
+        name = "" if function is None else function.name
+        with Noted(self.history, "reset", name, {**(arguments or {}), "seed": seed}):
+            self.loaded.conversations.clear()
+            if function is None:
+                return None
             value = await run_hook(function, self.context(function.name), given)
             return plain(value, function.result, function.name)
 
     @property
     def saves(self) -> bool:
-        """Whether the author's code can say where it is, and go on from there in another sandbox."""
-        return self.loaded.save is not None
+        """Whether the author's code can say where it is, and go on from there in another sandbox, or there is nothing
+        to it but agents, whose place is in their conversations."""
+        loaded = self.loaded
+        only_agents = len(loaded.tools) == TOOLS_EACH * len(loaded.agents) > 0 and loaded.server is None
+        return loaded.save is not None or (only_agents and not loaded.functions)
 
     async def save(self, most: int) -> bytes:
         """Where the environment is, for another sandbox to go on from."""
         function = self.loaded.save
-        if function is None:
+        if not self.saves:
             raise _no_saving()
         saving = _saving()
-        with Noted(self.history, "save", function.name, {}):
-            value = await run_hook(function, self.context(function.name), {})
+        with Noted(self.history, "save", "" if function is None else function.name, {}):
             directory = self.instance.working_directory
-            if isinstance(value, (bytes, bytearray, memoryview)):
-                kept: dict[str, Any] = {"data": bytes(value)}
-            else:
-                kept = {"value": data(value, function.result, function.name)}
+            kept: dict[str, Any] = {"conversations": self.loaded.conversations.saved()}
+            if function is not None:
+                value = await run_hook(function, self.context(function.name), {})
+                if isinstance(value, (bytes, bytearray, memoryview)):
+                    kept["data"] = bytes(value)
+                else:
+                    kept["value"] = data(value, function.result, function.name)
             facts = {"seed": self.instance.seed, "drawn": seeds.drawn()}
             return await files.apart(
                 lambda: saving.pack(saving.Said(places=saving.places(directory), **facts, **kept), most)
@@ -180,16 +197,18 @@ class Service:
     async def restore(self, content: bytes) -> None:
         """Be where another sandbox was."""
         function = self.loaded.load
-        if function is None:
+        if not self.saves:
             raise _no_saving()
         saving = _saving()
-        with Noted(self.history, "load", function.name, {}):
+        with Noted(self.history, "load", "" if function is None else function.name, {}):
             said = await files.apart(lambda: saving.unpack(self.instance.working_directory, content))
             self.instance = self.instance._replace(seed=said.seed)
-            given: dict[str, Any] = {}
-            for name in function.arguments.schema["properties"]:  # the one that it has, if any
-                given = {name: said.data} if said.data is not None else function.decode(to_json({name: said.value}))
-            await run_hook(function, self.context(function.name), given)
+            self.loaded.conversations.load(said.conversations)
+            if function is not None:
+                given: dict[str, Any] = {}
+                for name in function.arguments.schema["properties"]:  # the one that it has, if any
+                    given = {name: said.data} if said.data is not None else function.decode(to_json({name: said.value}))
+                await run_hook(function, self.context(function.name), given)
             seeds.go_on(said.drawn)
 
     def reseed(self, seed: int) -> None:

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple, NotRequired, Required
 
 from aenv.errors import StartFailed
 from aenv.runtime.context import Context
+from aenv.runtime.conversations import Conversation
 from aenv.runtime.docstrings import Docstring
 
 MISSING = inspect.Parameter.empty
+_CONVERSATIONS = ((Conversation, "conversation"), (list[Conversation], "conversations"))
 
 
 class Parameter(NamedTuple):
@@ -35,6 +37,8 @@ class Signature(NamedTuple):
     parameters: list[Parameter]
     context: str | None
     """The parameter that wants a ``Context``."""
+    conversations: dict[str, str]
+    """Parameters that want one or all conversations, each with what of a ``Context`` that is."""
     is_open: bool
     """Whether it takes arguments of any name."""
 
@@ -44,6 +48,7 @@ def read(function: Callable[..., Any], docstring: Docstring) -> Signature:
     who, hints = label(function), hints_of(function)
     found: list[Parameter] = []
     context: str | None = None
+    conversations: dict[str, str] = {}
     is_open = False
     for name, parameter in _parameters(function, who):
         hint = hints.get(name, Any)
@@ -60,8 +65,11 @@ def read(function: Callable[..., Any], docstring: Docstring) -> Signature:
                 raise StartFailed(f"{who}(): both {context!r} and {name!r} want the Context", hint="remove one")
             context = name
             continue
+        if wanted := next((what for kind, what in _CONVERSATIONS if hint == kind), None):
+            conversations[name] = wanted
+            continue
         found.append(Parameter(name, hint, parameter.default, docstring.arguments.get(name)))
-    return Signature(who, found, context, is_open)
+    return Signature(who, found, context, conversations, is_open)
 
 
 def _parameters(function: Callable[..., Any], who: str) -> Iterable[tuple[str, inspect.Parameter]]:

@@ -382,6 +382,7 @@ class _Platform:
             key=key,
             services=ServiceDirectory(services.keepers),
             legacy=self._options.legacy > 0,
+            url=self._options.data_url,
             loopback=self._loopback,
             allowed_hosts=self._names(),
             ports_domain=self._options.ports_domain or "localhost",

@@ -26,7 +26,7 @@ _HOP_BY_HOP = frozenset(
 _OURS = frozenset((b"aenvcore-envinstance-id", b"aenvcore-mcpproxy-url"))
 """Meant for the platform. A URL in one of them is never dialled."""
 _PASSED = (b"aenv-call-id", b"aenv-boot", b"mcp-session-id")
-_NOTED = frozenset((*_PASSED, b"aenv-hop", b"traceparent", b"x-request-id"))
+_NOTED = frozenset((*_PASSED, b"aenv-base", b"aenv-hop", b"traceparent", b"x-request-id"))
 """What is passed on when it is as it should be, or changed."""
 _READ = (
     _HOP_BY_HOP
@@ -67,6 +67,7 @@ class Head:
 
     __slots__ = (
         "_kept",
+        "base",
         "chunked",
         "headers",
         "is_old",
@@ -98,6 +99,8 @@ class Head:
         self._read_upgrade()
         self.path, mark, query = url.partition(b"?")
         self.query = mark + query
+        self.base = b""
+        """The URL under which its client sees the sandbox, where that is for the sandbox to say."""
         self.replica: str | None = None
         """Where the session is that it is part of, of a service."""
         self.trace = self.headers.get(b"traceparent", b"")
@@ -215,6 +218,8 @@ class Head:
         for name in _PASSED:
             if name in headers:
                 begin += _line(name, headers[name])
+        if self.base:
+            begin += _line(b"aenv-base", self.base)
         return begin + self._rest(authorization)
 
     def to_port(self, *, with_authorization: bool) -> bytes:

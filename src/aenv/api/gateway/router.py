@@ -21,6 +21,8 @@ NEWS = 2.0
 MOST_FORGOTTEN = 256
 """Sandboxes to which nothing is open that are remembered."""
 _MOST_NAMES = 256
+_CARD = b"/agent-card.json"
+"""How the path of a document ends that says where an agent is reached."""
 
 
 class Router:
@@ -34,9 +36,11 @@ class Router:
         *,
         legacy: bool = False,
         open: bool = False,
+        url: str = "",
         services: Services | None = None,
     ) -> None:
-        """``open``: the tokens of sandboxes are not known here, and each judges by itself who comes."""
+        """``open``: the tokens of sandboxes are not known here, and each judges by itself who comes. ``url`` is how
+        clients reach us."""
         self.directory = directory
         self.balancer = None if services is None else Balancer(services, self.sandbox)
         self.sandboxes: dict[str, Sandbox] = {}
@@ -44,6 +48,7 @@ class Router:
         self._hosts = hosts
         self._names = names
         self._legacy = legacy
+        self._url = url.rstrip("/")
         self._open = open
         self.draining = False
         """Whether this server is about to end: whoever asks after its health is told so, and sends it no more."""
@@ -70,6 +75,8 @@ class Router:
         if address is not None:
             if address.is_service and self.balancer is None:
                 raise Unsupported("services are not served here")
+            if head.path.endswith(_CARD):
+                head.base = self._base(address, head)
             return address
         if head.path == b"/health" and head.only_looks:
             if self.draining:
@@ -79,6 +86,13 @@ class Router:
             f"{head.path.decode('latin-1')} is not served on the data port",
             hint="name an instance: /env-instance/<id>/..., or the header AEnvCore-EnvInstance-ID",
         )
+
+    def _base(self, address: Address, head: Head) -> bytes:
+        """Where the client sees the sandbox: as the server says that it asked first, if it asked another one."""
+        if b"aenv-hop" in head.headers:
+            return head.headers.get(b"aenv-base", b"")
+        url = self._url or f"http://{head.headers[b'host'].decode('latin-1')}"
+        return f"{url}/{'env-service' if address.is_service else 'env-instance'}/{address.id}".encode("latin-1")
 
     def at_once(self, wanted: Address, head: Head) -> Passage | None:
         """The way, when nobody must be asked for it: for every call but the first with a platform's token."""

@@ -14,14 +14,13 @@ from typing import Any
 import msgspec
 
 from aenv.errors import AEnvError, StartFailed
-from aenv.runtime.answers import Answer, Headers, Request, Response
+from aenv.runtime import mounted
+from aenv.runtime.answers import Answer, Request, Response
 from aenv.runtime.functions import Function
 from aenv.runtime.mcp.messages import NO_METHOD, PLATFORM, encode, error, is_modern
 from aenv.runtime.service import Service
 from aenv.runtime.wrapped.insider import Insider, ServerTool
 
-_CONNECTION = (b"content-length", b"connection", b"transfer-encoding")
-"""Headers that belong to the connection, which is ours."""
 _LIBRARY_CONTEXT = "aenv_library_context"
 """The parameter by which the server hands its own context to a tool of ours."""
 _decode = msgspec.json.Decoder().decode
@@ -143,52 +142,11 @@ class Wrapped:
         if method == b"server/discover" and not self.modern:  # it would open a session for this, and then refuse
             answer.reply(Response(400, error(NO_METHOD, "Method not found: server/discover", None)))
             return answer
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.1",
-            "method": request.method,
-            "scheme": "http",
-            "path": "/mcp",
-            "raw_path": b"/mcp",
-            "query_string": b"",
-            "root_path": "",
-            "headers": [*_passed_on(request.raw_headers), (b"host", b"127.0.0.1:8081")],
-            "client": ("127.0.0.1", 0),
-            "server": ("127.0.0.1", 8081),
-        }
-        answer.task = asyncio.create_task(self._run(scope, request.body, answer))
+        answer.task = asyncio.create_task(mounted.ask(self._app, request, "/mcp", answer))
         if request.method == "GET" or method == b"subscriptions/listen":
             self._streams.add(answer)
             answer.task.add_done_callback(lambda _: self._streams.discard(answer))
         return answer
-
-    async def _run(self, scope: dict[str, Any], body: bytes, answer: Answer) -> None:
-        given = False
-
-        async def receive() -> dict[str, Any]:
-            nonlocal given
-            if given:
-                await asyncio.get_running_loop().create_future()
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(message: dict[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                headers = [(bytes(name).lower(), bytes(value)) for name, value in message["headers"]]
-                answer.begin(message["status"], [pair for pair in headers if pair[0] not in _CONNECTION])
-            elif message["type"] == "http.response.body":
-                if chunk := message.get("body"):
-                    answer.write(bytes(chunk))
-                if not message.get("more_body"):
-                    answer.close()
-
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            if not answer.status:
-                answer.begin(500, [])
-            answer.close()
 
 
 def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -224,11 +182,6 @@ def _protocol_error(exc: AEnvError) -> Exception:
 
     older: Exception = library.McpError(ErrorData(code=PLATFORM, message=str(exc), data=data))
     return older
-
-
-def _passed_on(headers: Headers) -> Headers:
-    """What the server may know: who asks, and through which address, was judged before."""
-    return [(name, value.strip()) for name, value in headers if name not in (b"host", b"origin", b"authorization")]
 
 
 def _library(server: Any) -> Any:
