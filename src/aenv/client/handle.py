@@ -33,6 +33,7 @@ from aenv.errors import (
 )
 from aenv.journal import Entry, Journal
 from aenv.models import NOT_JSON, Sandbox, SandboxSpec, to_json
+from aenv.runtime import nesting
 
 log = logging.getLogger("aenv.environment")
 log.addHandler(logging.NullHandler())
@@ -258,7 +259,8 @@ class Handle:
         sandbox = await self._ready()
         call_id = secrets.token_hex(12)
         with spans.Asking(what, self.env_name, sandbox) as asking:
-            headers = b"%b%b%bAEnv-Call-Id: %b\r\n" % (headers, self._headers, asking.header, call_id.encode())
+            more = nesting.header() + asking.header
+            headers = b"%b%b%bAEnv-Call-Id: %b\r\n" % (headers, self._headers, more, call_id.encode())
             request = self._request(sandbox, method, path, headers, body)
             try:
                 seconds = self.timeout if timeout is None else timeout

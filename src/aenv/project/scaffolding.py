@@ -18,6 +18,7 @@ TEMPLATES = {
     "terminal": "shell commands, scored by the files they leave",
     "gymnasium": "a Gymnasium environment as tools",
     "mcp": "an MCP server that exists already, with a reward beside it",
+    "agent": "an agent that others talk to, by rules or by a model, with a reward over what was said",
 }
 ADDED = ("added/mcp", "added/openapi", "added/a2a")
 """Templates of projects that wrap a service of others."""

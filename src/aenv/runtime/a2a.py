@@ -148,13 +148,18 @@ class _Contexts(SimpleRequestContextBuilder):
 
 
 class _Tasks(InMemoryTaskStore):
-    """Remembers tasks within bounds."""
+    """Remembers tasks within bounds, each with its answer in one piece."""
 
     def __init__(self) -> None:
         super().__init__()
         self._over: OrderedDict[str, None] = OrderedDict()
 
     async def save(self, task: Any, context: Any) -> None:
+        for artifact in task.artifacts:
+            if len(artifact.parts) > 1:  # its pieces are one text, and no lines
+                whole = new_text_part("".join(part.text for part in artifact.parts))
+                del artifact.parts[:]
+                artifact.parts.append(whole)
         await super().save(task, context)
         if task.status.state in _OVER:
             self._over[task.id] = None
@@ -198,7 +203,7 @@ class _Executor(AgentExecutor):
                 await updater.reject(new_text_message(exc.message))
                 return
             except AEnvError as exc:
-                raise InternalError(message=exc.message, data=exc.to_wire()) from exc
+                raise InternalError(message=exc.message) from exc
         said = "".join(block["text"] for block in msgspec.json.decode(_encode(result["content"])))
         if result["isError"]:
             await updater.failed(new_text_message(said))

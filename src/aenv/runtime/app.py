@@ -17,7 +17,7 @@ import msgspec
 
 from aenv import __version__
 from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxLost, TooLarge
-from aenv.runtime import delivery, files, functions, ports, trusted
+from aenv.runtime import delivery, files, functions, nesting, ports, trusted
 from aenv.runtime.access import Guard
 from aenv.runtime.answers import BYTES, Answer, Answers, Request, Response
 from aenv.runtime.commands import Command
@@ -143,6 +143,7 @@ class App:
             if self.warm is not None:
                 self.warm.admit(request.path)
             self._same_life(request)
+            nesting.enter(request.headers.get(nesting.HEADER))
             request.body = await self._body(request, receive)
             reply = self._once(request, handler, rest)
             if isinstance(reply, ports.Tunnel):
