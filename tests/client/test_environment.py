@@ -48,7 +48,7 @@ async def test_tools_are_listed_as_documented(lab: Sandbox) -> None:
     assert add["description"] == "Add two numbers."
     assert add["inputSchema"]["properties"]["a"] == {"type": "integer", "description": "The first."}
     assert tools["lab@1.2.3/renamed"]["description"] == "Another text."
-    assert "lab@1.2.3/helper" in tools
+    assert "lab@1.2.3/chat" in tools
 
 
 @pytest.mark.parametrize("name", ["add", "lab/add", "lab@1.2.3/add", "lab@9.9.9/add"])
@@ -79,7 +79,7 @@ async def test_results_keep_their_kind(lab: Sandbox) -> None:
         assert (await env.call_tool("point", {"x": 1, "y": 2})).structured == {"x": 1, "y": 2}
         found = await env.call_tool("search", {"query": {"text": "a", "limit": 2}})
         assert found.structured == {"result": ["a", "a"]}
-        assert (await env.call_tool("helper", {"message": "hi"})).text == "you said hi"
+        assert (await env.call_tool("chat", {"message": "hi"})).text == "you said hi"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks import venvs
 
 from aenv.engines.process.venvs import interpreter_for
-from tests.peers.support import MINI_SWE, requirements
+from tests.peers.support import MINI_SWE, TALK, requirements
 
 TESTED = Path(__file__).with_name("tested.json")
 FRAMEWORKS = {
@@ -77,7 +77,8 @@ def make(*, changed: bool) -> None:
         venvs.python(requirements(name))
     if venvs.another("3.12"):
         venvs.python(requirements("harbor"), with_package=True, version="3.12")
-    asyncio.run(interpreter_for(MINI_SWE, print))
+    for project in (MINI_SWE, TALK):
+        asyncio.run(interpreter_for(project, print))
 
 
 def note_tested() -> None:

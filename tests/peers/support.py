@@ -16,6 +16,10 @@ from benchmarks import venvs
 HERE = Path(__file__).resolve().parent
 LIBRARY = HERE / "projects" / "library"
 """A project that brings an MCP server of the library that it is told."""
+TALK = HERE / "projects" / "talk"
+"""A project of an agent, which is talked to by A2A, too."""
+FRAMEWORKS = HERE / "projects" / "frameworks"
+"""A project of agents that are objects of the frameworks that are there."""
 MINI_SWE = HERE / "projects" / "mini-swe"
 """A project whose requirements name an agent of others, which plays in its sandbox."""
 PATIENCE = 60

@@ -14,8 +14,9 @@ pytestmark = pytest.mark.peer
 
 LAB = FIXTURES / "lab"
 TOOLS = [
-    *("about", "add", "big", "cancel_itself", "cancelled", "count", "custom", "die", "echo", "fail", "hang"),
-    *("helper", "leave", "leave_async", "length", "mixed", "odd", "picture", "point", "polite_fail", "renamed"),
+    *("about", "add", "big", "cancel_itself", "cancelled", "chat", "chat_history", "chat_reset", "count", "custom"),
+    *("die", "echo", "fail", "hang"),
+    *("leave", "leave_async", "length", "mixed", "odd", "picture", "point", "polite_fail", "renamed"),
     *("search", "sleep", "sleeping", "slow_count", "steps", "stop_iteration", "wrong"),
 ]
 ADD = {

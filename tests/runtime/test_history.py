@@ -41,7 +41,7 @@ def test_every_way_in_is_noted(lab: Sandbox) -> None:
     modern(lab.port, "tools/call", call("add", {"a": 1}))
     session.request("tools/call", call("echo", {"text": "ü"}))
     send(lab.port, "POST", "/tools/add", {"a": "5"})
-    send(lab.port, "POST", "/tools/helper", {"message": "hi"})
+    send(lab.port, "POST", "/tools/chat", {"message": "hi"})
     send(lab.port, "POST", "/task/reward?name=score", {"answer": "42"})
     send(lab.port, "POST", "/functions/shout", {"text": "a"})
     send(lab.port, "GET", "/custom/path?n=3")
@@ -52,7 +52,7 @@ def test_every_way_in_is_noted(lab: Sandbox) -> None:
         ("tool", "add", {"a": 1}, False, None),
         ("tool", "echo", {"text": "ü"}, False, None),
         ("tool", "add", {"a": 5}, False, None),
-        ("tool", "helper", {"message": "hi"}, False, None),
+        ("tool", "chat", {"message": "hi"}, False, None),
         ("reward", "score", {"answer": "42"}, False, None),
         ("function", "shout", {"text": "a"}, False, None),
         ("function", "find", {"n": 3}, False, None),

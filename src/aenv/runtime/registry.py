@@ -90,7 +90,7 @@ def load_script(path: str, name: str) -> None:
 
 def _mark(kind: Kind, function: F | None, name: str | None, **options: Any) -> F | Callable[[F], F]:
     def apply(target: F) -> F:
-        if not callable(target) and kind != "agent":
+        if not callable(target) and not (kind == "agent" and name):
             raise TypeError(f"@register_{kind} goes on a function, not on {target!r}")
         found = name or getattr(target, "__name__", None)
         if not found or found == "<lambda>":

@@ -40,11 +40,11 @@ class Gateway:
         tracer: Tracer | None = None,
     ) -> None:
         """``key`` signs exposed URLs. ``legacy`` lets an instance's id stand in for a credential; ``open`` passes
-        everything on, and leaves it to each sandbox to judge by itself who comes. ``url`` is how clients reach us, where
-        that is not as they say. ``loopback`` says that only this machine gets here, which narrows the names it is called
-        by; ``allowed_hosts`` widens them. ``ports_domain`` is the domain under which exposed ports get their names, or a
-        URL of it when TLS ends in front of us, such as ``https://ports.example.com``. Without ``services`` there are
-        none here. ``watcher`` is told of each call, and ``tracer`` makes a span of it.
+        everything on, and leaves it to each sandbox to judge by itself who comes. ``url`` is how clients reach us,
+        where that is not as they say. ``loopback`` says that only this machine gets here, which narrows the names it
+        is called by; ``allowed_hosts`` widens them. ``ports_domain`` is the domain under which exposed ports get their
+        names, or a URL of it when TLS ends in front of us, such as ``https://ports.example.com``. Without
+        ``services`` there are none here. ``watcher`` is told of each call, and ``tracer`` makes a span of it.
         """
         self._names = Names(key, ports_domain)
         hosts = Hosts(loopback=loopback, allowed_hosts=allowed_hosts)
