@@ -97,10 +97,12 @@ def test_loading_keeps_its_marks_to_itself(make: Make) -> None:
 
 
 def test_every_kind_finds_its_place(make: Make) -> None:
-    kinds = ("tool", "agent", "reward", "function", "health", "setup", "teardown", "reset")
+    kinds = ("tool", "reward", "function", "health", "setup", "teardown", "reset")
     lines = ["import aenv"] + [f"@aenv.register_{kind}\ndef {kind}(): pass" for kind in kinds]
+    lines += ["@aenv.register_agent", "def agent(message: str): pass"]
     loaded = load(make({"kinds_env.py": "\n".join(lines)}))
-    assert list(loaded.tools) == ["tool", "agent"]
+    assert list(loaded.tools) == ["tool", "chat", "chat_history", "chat_reset"]
+    assert list(loaded.agents) == ["agent"]
     assert (list(loaded.rewards), list(loaded.functions)) == (["reward"], ["function"])
     assert [function.name for function in (*loaded.setups, *loaded.teardowns)] == ["setup", "teardown"]
     assert loaded.health is not None
@@ -283,11 +285,6 @@ def test_only_one_of_some(kind: str) -> None:
         Loaded([mark(kind, work), mark(kind, other)])
     assert str(work.__code__.co_firstlineno) in caught.value.message
     assert str(other.__code__.co_firstlineno) in caught.value.message
-
-
-def test_an_agent_and_a_tool_share_their_names() -> None:
-    with pytest.raises(StartFailed, match="registered twice"):
-        Loaded([mark("tool"), mark("agent")])
 
 
 def test_other_kinds_do_not() -> None:
