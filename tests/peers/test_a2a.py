@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from aenv import config
 from aenv.engines.process.venvs import interpreter_for, is_ready
 from tests.peers.support import HERE, TALK
-from tests.platform.support import Platform, eventually, platform
+from tests.platform.support import Platform, eventually, new_home, platform
 
 pytestmark = [
     pytest.mark.peer,
@@ -54,9 +55,11 @@ class Published(NamedTuple):
 @pytest.fixture(scope="module")
 def published() -> Iterator[Published]:
     python = asyncio.run(interpreter_for(TALK)).executable
-    with platform() as running:
-        running.push(TALK)
-        yield Published(running, python, running.create("talk"))
+    with new_home() as home:
+        (home / "venvs").symlink_to(config.home() / "venvs")  # where the packages are already
+        with platform(home=home) as running:
+            running.push(TALK)
+            yield Published(running, python, running.create("talk"))
 
 
 @pytest.mark.parametrize("version", ["1.0", "0.3"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.peers.support import FRAMEWORKS, interpreter
+from tests.peers.support import OBJECTS, interpreter
 from tests.runtime.wire import send
 from tests.support import sandbox
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.peer
     ("venv", "prefixes"), [("agents", ["openai_", "pydantic_", "langgraph_"]), ("camel", [""])], ids=["agents", "camel"]
 )
 def test_they_answer_and_remember(venv: str, prefixes: list[str]):
-    with sandbox(FRAMEWORKS, python=interpreter(venv)) as running:
+    with sandbox(OBJECTS, python=interpreter(venv)) as running:
         for prefix in prefixes:
 
             def chat(session: str, tool: str = f"{prefix}chat") -> str:
