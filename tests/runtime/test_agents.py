@@ -303,11 +303,13 @@ def with_state(message: str, conversation: Conversation) -> str:
 # A2A, where it is not spoken
 
 
-def test_without_the_package_it_says_what_is_missing(talk: Sandbox):
-    for method, path in (("POST", "/a2a"), ("GET", "/.well-known/agent-card.json")):
-        reply = send(talk.port, method, path, {} if method == "POST" else None)
-        assert reply.status == 501
-        assert "requirements.txt" in reply.json["hint"]
+def test_without_the_package_it_says_what_is_missing(tmp_path: Path):
+    code = "import sys\nsys.modules['a2a'] = None\n@register_agent\ndef a(message: str) -> str:\n    return ''\n"
+    with sandbox(project(tmp_path, code)) as running:
+        for method, path in (("POST", "/a2a"), ("GET", "/.well-known/agent-card.json")):
+            reply = send(running.port, method, path, {} if method == "POST" else None)
+            assert reply.status == 501
+            assert "requirements.txt" in reply.json["hint"]
 
 
 def test_a_body_that_is_too_large():
