@@ -96,6 +96,17 @@ class Event(Struct, kw_only=True):
     by: str
 
 
+class Locked(Struct, kw_only=True, frozen=True):
+    """A version that another one depends on."""
+
+    env: str
+    """``name@version``."""
+    digest: str
+    """sha256 of its package."""
+    prefix: str = ""
+    """What the names of its tools begin with among those of the one that depends on it; empty where they are not."""
+
+
 class Env(Struct, kw_only=True):
     """A version of an environment."""
 
@@ -123,6 +134,8 @@ class Env(Struct, kw_only=True):
     rewards: list[Tool] = []
     dependencies: dict[str, str] = {}
     """``dependsOn``: alias to ``name@range``."""
+    locked: dict[str, Locked] = {}
+    """What these were when its package was pushed, by alias: what its instances start with."""
     yanked: str = ""
     """Why it was withdrawn; empty while it was not."""
     reason: str = ""

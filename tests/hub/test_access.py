@@ -186,6 +186,7 @@ async def test_search(hub: Hub, engine: Stage) -> None:
 async def test_as_much_as_a_version_may_have_can_be_kept_and_found(hub: Hub, engine: Stage) -> None:
     engine.answers["/tools"] = [{"name": f"tool{number}", "inputSchema": {}} for number in range(500)]
     await push(hub, ANN, "game", "0.0.1")
+    await asyncio.gather(*(push(hub, ANN, f"base{number}") for number in range(32)))
     await hub.set_policy(ANN, "game", PolicyChange(public=False, readers=[f"r{number}" for number in range(64)]))
     made = await push(
         hub,

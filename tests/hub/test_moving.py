@@ -31,9 +31,9 @@ async def other(tmp_path: Path, engine: Stage) -> AsyncIterator[Hub]:
 
 
 async def filled(hub: Hub) -> None:
+    await push(hub, BOB, "base", release=True)
     await push(hub, ANN, "game", "1.0.0", release=True, tags=["fun"], deployConfig={"dependsOn": {"b": "base@^1"}})
     await push(hub, ANN, "game", "1.1.0")
-    await push(hub, BOB, "base", release=True)
     await hub.yank(BOB, "base", "1.0.0", "old")
     await push(hub, EVE, "own")
     await hub.set_policy(EVE, "own", PolicyChange(public=False, readers=["bob"], writers=["ann"]))

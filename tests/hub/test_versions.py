@@ -79,7 +79,7 @@ async def test_many_versions_of_one_name_at_once(hub: Hub) -> None:
         ({"tags": [str(number) for number in range(33)]}, TooLarge, "33 tags; 32 is the most"),
         ({"description": "x" * 70_000}, TooLarge, "65536 is the most"),
         ({"deploy_config": {"dependsOn": ["base"]}}, Invalid, "dependsOn is no object"),
-        ({"deploy_config": {"dependsOn": {"a": 1}}}, Invalid, "dependsOn is no object"),
+        ({"deploy_config": {"dependsOn": {"a": 1}}}, Invalid, "dependsOn.a: it names no environment"),
         ({"deploy_config": {"dependsOn": {"a": "b@@"}}}, Invalid, "dependsOn.a: "),
         ({"deploy_config": {"dependsOn": {str(n): "b" for n in range(33)}}}, TooLarge, "33 entries"),
         ({"build_config": {"x": "\ud800"}}, Invalid, "no JSON form"),

@@ -10,6 +10,7 @@ import click
 from aenv.cli.output import output_option, show_json, show_table
 from aenv.cli.platform import hub_client, hub_option, page_options, plain, show_page, since, size, talk
 from aenv.cli.publish import reference, title
+from aenv.wire import Env
 
 SHOWN = 60
 """Most characters of a description in a list."""
@@ -92,7 +93,7 @@ def get(*, name: str, version: str | None, hub_url: str | None, system_url: str 
         "tools": "\n".join(f"{tool.name}  {_short(tool.description)}".rstrip() for tool in env.tools),
         "rewards": ", ".join(reward.name for reward in env.rewards),
         "functions": ", ".join(function.name for function in env.functions),
-        "depends on": "\n".join(f"{alias}: {ref}" for alias, ref in env.dependencies.items()),
+        "depends on": "\n".join(_needed(env, alias) for alias in env.dependencies),
     }
     show_table(["what", "value"], [(what, value) for what, value in rows.items() if value])
 
@@ -115,6 +116,12 @@ def versions(*, name: str, hub_url: str | None, system_url: str | None, output: 
         ["version", "status", "age", "digest", "yanked"],
         lambda env: [env.version, title(env), since(env.created_at), env.digest[:12], env.yanked],
     )
+
+
+def _needed(env: Env, alias: str) -> str:
+    """An environment that another one depends on: what it asks for, and the version that it gets."""
+    asked, locked = env.dependencies[alias], env.locked.get(alias)
+    return f"{alias}: {asked}" + (f"  {locked.env}  {locked.digest[:12]}" if locked else "")
 
 
 def _artifact(artifact: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -18,7 +18,7 @@ from msgspec import Struct
 from aenv.auth.callers import Caller, Scope
 from aenv.errors import Conflict, Forbidden, Invalid, NotFound, TooLarge
 from aenv.models import NAME, NOT_JSON, VERSION, EnvRef
-from aenv.project import versions
+from aenv.project import depends, versions
 from aenv.store import Delete, Page, Put, Record, Store
 from aenv.store.base import LARGEST_PAGE
 from aenv.wire import Env, EnvRequest, Event, Status, Tool, timestamp
@@ -30,7 +30,6 @@ MOST_VERSIONS = 5_000
 MOST_USERS = 64
 """Readers and writers of a name."""
 MOST_TAGS = 32
-MOST_DEPENDENCIES = 32
 MOST_FOUND = 120
 """Tools of a version by which it is found."""
 MOST_SAID = 64 * 1024
@@ -295,14 +294,14 @@ class Shelf:
         """What depends on this version: it is the one that they would get."""
         env = found.env
         there = {version for version, mark in found.name.versions.items() if mark.runnable and not mark.yanked}
-        users = []
-        for user, _, _ in await self.envs({"depends": env.name}):
-            wanted = [EnvRef.parse(text) for text in user.dependencies.values()]
-            if user.id != env.id and any(
-                ref.name == env.name and (ref.version == env.version or versions.newest(there, ref) == env.version)
-                for ref in wanted
-            ):
-                users.append(user)
+
+        def needs(user: Env) -> bool:
+            if user.locked:
+                return any(locked.env == env.id for locked in user.locked.values())
+            wanted = [ref for ref in map(EnvRef.parse, user.dependencies.values()) if ref.name == env.name]
+            return any(ref.version == env.version or versions.newest(there, ref) == env.version for ref in wanted)
+
+        users = [user for user, _, _ in await self.envs({"depends": env.name}) if user.id != env.id and needs(user)]
         names = {user.name for user in users}
         seen = {name for name in names if (read := await self.name(name)) and read[0].reads(caller)}
         shown = [user.id for user in users if user.name in seen][:5]
@@ -358,7 +357,7 @@ def describe(env: Env, request: EnvRequest, *, configs: bool = True) -> None:
     for tag in tags:
         if not tag.strip() or len(tag) > _LONGEST_TAG or not tag.isprintable() or "," in tag:
             raise Invalid(f"{tag[:100]!r} is not a tag", hint=f"use up to {_LONGEST_TAG} characters, and no comma")
-    dependencies = _dependencies(request.deploy_config) if configs else env.dependencies
+    dependencies = depends.dependencies(request.deploy_config) if configs else {}
     try:
         said = len(msgspec.json.encode(request))
     except NOT_JSON as exc:
@@ -369,22 +368,9 @@ def describe(env: Env, request: EnvRequest, *, configs: bool = True) -> None:
     env.code_url, env.artifacts = request.code_url, request.artifacts
     if configs:
         env.build_config, env.test_config = request.build_config, request.test_config
-        env.deploy_config, env.dependencies = request.deploy_config, dependencies
+        env.deploy_config = request.deploy_config
+        env.dependencies = {alias: str(wanted.env) for alias, wanted in dependencies.items()}
     env.updated_at = timestamp(time.time())
-
-
-def _dependencies(deploy_config: Mapping[str, Any]) -> dict[str, str]:
-    given = deploy_config.get("dependsOn") or {}
-    if not isinstance(given, dict) or not all(isinstance(wanted, str) for wanted in given.values()):
-        raise Invalid("deployConfig.dependsOn is no object of environments", hint='use {"alias": "name@range"}')
-    if len(given) > MOST_DEPENDENCIES:
-        raise TooLarge(f"deployConfig.dependsOn has {len(given)} entries; {MOST_DEPENDENCIES} is the most")
-    for alias, wanted in given.items():
-        try:
-            EnvRef.parse(wanted)
-        except Invalid as exc:
-            raise Invalid(f"deployConfig.dependsOn.{alias[:100]}: {exc.message}", hint=exc.hint) from None
-    return given
 
 
 def missing(name: str, near: Sequence[str]) -> NotFound:

@@ -27,9 +27,10 @@ from aenv.hub.reading import Contents, Unreadable
 from aenv.hub.records import ENVS, PAST, RUNNABLE, Doc, Found, Mark, Name, Past, Shelf
 from aenv.models import RANGE, EnvRef
 from aenv.project import versions
+from aenv.project.composed import lock
 from aenv.store import Change, Delete, Put, Store
 from aenv.store.blobs import Blobs
-from aenv.wire import PAGE, Env, EnvRequest, EnvStatus, Policy, PolicyChange, Status, timestamp
+from aenv.wire import PAGE, Env, EnvRequest, EnvStatus, Locked, Policy, PolicyChange, Status, timestamp
 
 log = logging.getLogger("aenv.hub")
 
@@ -204,17 +205,30 @@ class Hub:
         return EnvStatus(name=env.name, version=env.version, status=env.status, title=title, reason=env.reason)
 
     async def release(self, caller: Caller, name: str, version: str) -> Env:
-        """Fix a version for ever. One that is released already is left as it is."""
+        """Fix a version for ever. One that is released already is left as it is. What it needs must be fixed before."""
+        unfixed = await self._unfixed((await self._writable(caller, name, version)).env)
 
         def edit(found: Found) -> None:
             if found.env.status == Status.RELEASED:
                 return
+            if unfixed:
+                raise Conflict(
+                    f"{found.env.id} needs {unfixed}, which may still change", hint=f"release {unfixed} first"
+                )
             if found.env.yanked:
                 raise Conflict(f"{found.env.id} was yanked: {found.env.yanked}", hint="push another version")
             records.advance(found.env, Status.RELEASED)
             _touch(found, "released", caller)
 
         return (await self._edit(caller, name, version, edit)).whole
+
+    async def _unfixed(self, env: Env) -> str:
+        """What a version needs that is not released, if there is anything."""
+        for locked in env.locked.values():
+            needed = await self._shelf.env(locked.env)
+            if needed is None or needed.env.status != Status.RELEASED:
+                return locked.env
+        return ""
 
     async def yank(self, caller: Caller, name: str, version: str, reason: str = "") -> Env:
         """Withdraw a version for ever: only who names it exactly still gets it."""
@@ -266,9 +280,12 @@ class Hub:
             self._packages.received(chunks, caller.owner, before.env) as package,
             self._packages.reading(caller.owner, before.env.id) as turn,
         ):
-            return (await self._read(caller, before, package, turn)).whole
+            locked = await lock(before.env, package.project.depends_on, lambda ref: self.resolve(caller, ref))
+            return (await self._read(caller, before, package, locked, turn)).whole
 
-    async def _read(self, caller: Caller, before: Found, package: Package, turn: Turn) -> Found:
+    async def _read(
+        self, caller: Caller, before: Found, package: Package, locked: dict[str, Locked], turn: Turn
+    ) -> Found:
         now = before
         reason = ""
         contents = Contents()
@@ -288,12 +305,13 @@ class Hub:
         def succeed(found: Found) -> None:
             records.advance(found.env, Status.READY)
             package.describe(found, contents)
+            found.env.locked = locked
             _touch(found, f"package {package.digest[:12]}", caller)
 
         def fail(found: Found) -> None:
             records.advance(found.env, Status.FAILED)
             found.env.reason = reason
-            found.env.digest, found.env.size, found.env.tools = "", 0, []
+            found.env.digest, found.env.size, found.env.tools, found.env.locked = "", 0, [], {}
             found.doc = Doc(history=found.doc.history)
             _touch(found, "failed", caller)
 

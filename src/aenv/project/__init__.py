@@ -19,6 +19,7 @@ from aenv.config import replace_file
 from aenv.errors import InvalidConfig, NotFound
 from aenv.models import parse_duration
 from aenv.project import fields
+from aenv.project.depends import Dependency, dependencies
 from aenv.project.scan import Scanned, scan
 
 if TYPE_CHECKING:
@@ -126,6 +127,11 @@ class Project:
     def image_prefix(self) -> str:
         """What the names of second images begin with."""
         return str(self.value("deployConfig.imagePrefix") or "")
+
+    @property
+    def depends_on(self) -> dict[str, Dependency]:
+        """The environments that it is composed of, by alias."""
+        return dependencies({"dependsOn": self.value("deployConfig.dependsOn")})
 
     @property
     def datasource(self) -> str:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from aenv.errors import Invalid, nearest
-from aenv.models import NAME, VERSION, EnvRef, parse_duration
+from aenv.models import NAME, VERSION, parse_duration
+from aenv.project import depends
 from aenv.project.scan import Where
 
 Check = Callable[[Any], Iterable[tuple[Where, str]]]
@@ -115,8 +116,11 @@ def _refused_by(parse: Callable[[Any], object], phrase: str) -> Check:
     return check
 
 
-def _parse_ref(value: Any) -> EnvRef:
-    return EnvRef.parse(str(value))
+def _dependency(value: Any) -> Iterator[tuple[Where, str]]:
+    try:
+        depends.parse(value)
+    except Invalid:
+        yield (), 'must be "name" or "name@range", or {"env": "name@range", "prefix": "name_"}'
 
 
 def _network(value: Any) -> Iterator[tuple[Where, str]]:
@@ -214,7 +218,7 @@ FIELDS = (
     Field("deployConfig.deterministic", _BOOLEAN),
     Field(
         "deployConfig.dependsOn",
-        _mapping(NAME, _refused_by(_parse_ref, 'must be "name" or "name@range"'), "environments"),
+        _mapping(NAME, _dependency, "environments"),
         {},
     ),
     Field("deployConfig.service", _OBJECT, {}),
