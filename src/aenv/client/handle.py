@@ -253,11 +253,18 @@ class Handle:
         return await self._ask(path, headers, body, None, what)
 
     async def _ask(
-        self, path: str, headers: bytes, body: bytes, timeout: float | None, what: str, method: str = "POST"
+        self,
+        path: str,
+        headers: bytes,
+        body: bytes,
+        timeout: float | None,
+        what: str,
+        method: str = "POST",
+        call_id: str = "",
     ) -> http.Response:
         """Ask for something: its id makes asking again safe, and cancelling possible."""
         sandbox = await self._ready()
-        call_id = secrets.token_hex(12)
+        call_id = call_id or secrets.token_hex(12)
         with spans.Asking(what, self.env_name, sandbox) as asking:
             more = nesting.header() + asking.header
             headers = b"%b%b%bAEnv-Call-Id: %b\r\n" % (headers, self._headers, more, call_id.encode())

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 
@@ -50,15 +50,24 @@ class Embedded:
         self._process = os.getpid()
         self._digests: dict[tuple[str, str], str] = {}
         self._reading: dict[tuple[str, str], asyncio.Task[str]] = {}
+        self._parts: dict[str, Sequence[str]] = {}
+        """The sandboxes that one depends on, by its id."""
 
     def __reduce__(self) -> str:
         return "embedded"  # in another process, what runs environments there
 
     def __call__(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
-        return self._engine().provision(resolve(spec))
+        found = resolve(spec)
+        if not project.read(found.project).depends_on:
+            return self._engine().provision(found)
+        from aenv.client.composing import compose
+
+        return compose(self._engine(), found, self._parts, self)
 
     async def extend(self, id: str, ttl: float) -> None:
         await self._engine().update(id, ttl=ttl)
+        for part in self._parts.get(id, ()):
+            await self.extend(part, ttl)
 
     def logs(self, id: str, tail: int | None = None, follow: bool = False) -> AsyncIterator[str]:
         return self._engine().logs(id, tail, follow)
@@ -105,19 +114,27 @@ def _digest(root: Path) -> str:
         return ""
 
 
-def resolve(spec: SandboxSpec) -> SandboxSpec:
-    """The spec with the project that bears its name on this machine."""
-    ref = spec.env
+def resolve(spec: SandboxSpec, near: Path | None = None) -> SandboxSpec:
+    """The spec with the project that bears its name on this machine; ``near`` is one that depends on it."""
+    found, is_edited = find(spec.env, near)
+    return complete(_with_data(spec, found), found, stamp=stamp(found.root) if is_edited else "")
+
+
+def find(ref: EnvRef, near: Path | None = None) -> tuple[Project, bool]:
+    """The project that a reference means on this machine, and whether it may be edited at any moment."""
     here = _here()
-    if here is not None and here.name == ref.name and admits(ref, here.version):
-        return complete(_with_data(spec, here), here, stamp=stamp(here.root))
+    beside = _project(near.parent / ref.name) if near is not None else None
+    for edited in (here, beside):
+        if edited is not None and edited.name == ref.name and admits(ref, edited.version):
+            return edited, True
     other = EnvRef(ALIASES.get(ref.name, ref.name), ref.version)
     if found := _fetched(ref) or _built_in(ref) or _script(ref.name) or _built_in(other):
-        return complete(_with_data(spec, found), found)
+        return found, False
     known = {*builtin_names(), *_names(config.home() / "envs"), *([here.name] if here else [])}
-    versions = f"; this directory holds {here.name}@{here.version}" if here and here.name == ref.name else ""
+    places = ("this directory", here), ("the one beside it", beside)
+    there = [f"; {where} holds {one.name}@{one.version}" for where, one in places if one and one.name == ref.name]
     raise NotFound(
-        f"no environment {str(ref)!r} is known here{versions}",
+        f"no environment {str(ref)!r} is known here{''.join(there)}",
         hint=f"{did_you_mean(ref.name, known)}; a project is found from its own directory",
     )
 
@@ -140,7 +157,10 @@ def _with_data(spec: SandboxSpec, found: Project) -> SandboxSpec:
 
 
 def _here() -> Project | None:
-    directory = Path.cwd()
+    return _project(Path.cwd())
+
+
+def _project(directory: Path) -> Project | None:
     return project.read(directory) if (directory / project.CONFIG).is_file() else None
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from aenv import __version__
-from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxLost, TooLarge
+from aenv.errors import AEnvError, Conflict, Invalid, NotFound, SandboxLost, TooLarge, Unsupported
 from aenv.runtime import delivery, files, functions, nesting, ports, trusted
 from aenv.runtime.access import Guard
 from aenv.runtime.answers import BYTES, Answer, Answers, Request, Response
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from aenv.runtime.warm import Warm
     from aenv.runtime.wrapped import Wrapped
 
-Outcome = Reply | ports.Tunnel | ports.Shell | ports.Socket
+Outcome = Reply | ports.Tunnel | ports.Shell | ports.Socket | ports.Carrier
 Handler = Callable[["App", Request, str], Outcome]
 
 PATIENCE = 10.0
@@ -155,6 +155,9 @@ class App:
             if isinstance(reply, ports.Socket):
                 await self.openenv.serve(reply.key, scope)
                 return
+            if isinstance(reply, ports.Carrier):
+                await self._carried(scope)
+                return
         except AEnvError as exc:
             reply = failure(exc)
         except _Gone:
@@ -174,8 +177,21 @@ class App:
             self._shells.close()
         if self._openenv is not None:
             self._openenv.leave()
+        if self.service.children is not None:
+            self.service.children.close()
         if self.wrapped is not None:
             self.wrapped.close()
+
+    async def _carried(self, scope: MutableMapping[str, Any]) -> None:
+        """Let a client carry calls to what this sandbox depends on, until it leaves."""
+        if self.service.children is None:
+            raise Unsupported("this environment depends on no other", hint="deployConfig.dependsOn names some")
+        await self.service.children.serve(scope, self._offer, self._stirred)
+
+    def _offer(self, tools: list[Function]) -> None:
+        """Have tools of others among our own."""
+        self.service.offer(tools)
+        self.mcp.refresh()
 
     def _route(self, request: Request) -> tuple[Access, Handler, str]:
         path = request.path
@@ -339,7 +355,7 @@ class App:
                 "protocols": [MODERN, *LEGACY],
                 "protocol": project.protocol,
                 "deterministic": project.deterministic,
-                "forkable": project.forkable,
+                "forkable": project.forkable and self.service.children is None,
                 "saves": self.service.saves,
                 "tools": list(loaded.tools),
                 "rewards": list(loaded.rewards),
@@ -501,6 +517,9 @@ class App:
     def shell(self, request: Request, rest: str) -> ports.Shell:
         return ports.shell_wanted(request)
 
+    def carry(self, request: Request, rest: str) -> ports.Carrier:
+        return ports.carrier_wanted(request)
+
     def cancel(self, request: Request, call_id: str) -> Reply:
         return success({"cancelled": self.answers.cancel(call_id)})
 
@@ -567,6 +586,7 @@ EXACT: dict[str, dict[str, tuple[Access, Handler]]] = {
     "/.well-known/agent-card.json": {"GET": (Access.AGENT, App.agent_card)},
     "/a2a": {"POST": (Access.AGENT, App.serve_a2a)},
     "/shell": {"POST": (Access.OWNER, App.shell)},
+    "/children": {"POST": (Access.OWNER, App.carry)},
 }
 PREFIX: dict[str, dict[str, tuple[Access, Handler]]] = {
     "functions": dict.fromkeys(("POST", "GET"), (Access.OWNER, App.function)),

@@ -13,6 +13,7 @@ from aenv import config
 from aenv.errors import Unsupported
 
 if TYPE_CHECKING:
+    from aenv.runtime.children import Child, Children
     from aenv.runtime.conversations import Conversation, Conversations
     from aenv.runtime.second import Second
 
@@ -68,6 +69,7 @@ class Context:
         notify: Notify = silent,
         progress_token: str | int | None = None,
         conversations: Conversations | None = None,
+        children: Children | None = None,
     ) -> None:
         self._instance = instance or Instance()
         self._name = name
@@ -75,6 +77,7 @@ class Context:
         self._progress_token = progress_token
         self._conversations = conversations
         self._conversation: Conversation | None = None
+        self._children = children
 
     @property
     def instance_id(self) -> str:
@@ -148,6 +151,13 @@ class Context:
             'this environment has no second container: "podTemplate": "DualContainer" in deployConfig gives it one',
             hint="an instance of it names the image as its datasource",
         )
+
+    def env(self, alias: str) -> Child:
+        """The instance that ``deployConfig.dependsOn`` has under this alias. It lives and ends with this one."""
+        if self._children is None:
+            hint = f'give it one: "dependsOn": {{"{alias}": "name@range"}}'
+            raise Unsupported("this environment depends on no other", hint=hint)
+        return self._children.child(alias)
 
     @cached_property
     def logger(self) -> logging.Logger:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
-from aenv.errors import AEnvError, AuthorError, CallTimeout, Invalid, ModelError, SandboxLost, Unsupported
+from aenv.errors import AEnvError, AuthorError, Invalid, ModelError, SandboxError, Unsupported
 from aenv.runtime import docstrings, threads
 from aenv.runtime.context import Context, printable
 from aenv.runtime.registry import Mark
@@ -19,7 +19,7 @@ from aenv.runtime.threads import Threads
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, list, tuple, dict})
 """What need not be asked whether it can be awaited."""
-OF_OTHERS = (SandboxLost, CallTimeout, ModelError)
+OF_OTHERS = (SandboxError, ModelError)
 """Failures of what an author's function uses, which are not its own."""
 
 
@@ -174,9 +174,19 @@ async def run_hook(function: Function, context: Context, arguments: dict[str, An
         raise author_error(function, exc) from exc.cause
 
 
+def of_the_platform(cause: BaseException) -> AEnvError | None:
+    """The failure of the platform in what an author's function raised, if it is one: of what the function uses. Where
+    it asked several at once, that is one of a group."""
+    if isinstance(cause, BaseExceptionGroup):
+        return next(filter(None, map(of_the_platform, cause.exceptions)), None)
+    return cause if isinstance(cause, OF_OTHERS) else None
+
+
 def author_error(function: Function, raised: Raised) -> AEnvError:
     """What the caller of a reward, function or hook is told when it raised."""
-    if isinstance(raised.cause, (Invalid, *OF_OTHERS)):  # the caller is at fault, or what it uses failed
+    if (lost := of_the_platform(raised.cause)) is not None:
+        return lost
+    if isinstance(raised.cause, Invalid):  # the caller is at fault
         return raised.cause
     if function.mark.kind in ("save", "load") and isinstance(raised.cause, Unsupported):  # so there is another way
         return raised.cause

@@ -33,6 +33,7 @@ RESERVED = (
         "/specialise",
         "/delivery",
         "/openenv",
+        "/children",
         "/a2a",
         "/.well-known",
     ),

@@ -11,7 +11,7 @@ from collections.abc import Callable, MutableMapping
 from typing import Any, NamedTuple
 
 from aenv.errors import Invalid, NetworkError
-from aenv.runtime import frames
+from aenv.runtime import carried, frames
 from aenv.runtime.answers import Request
 from aenv.runtime.relay import Relay
 
@@ -66,6 +66,18 @@ def socket_wanted(request: Request) -> Socket:
     if request.header(b"sec-websocket-version") != "13":
         raise UpgradeRequired("WebSocket is spoken in version 13", hint="send 'Sec-WebSocket-Version: 13'")
     return Socket(key)
+
+
+class Carrier(NamedTuple):
+    """What answers a request that offers to carry calls to what the sandbox depends on."""
+
+
+def carrier_wanted(request: Request) -> Carrier:
+    """What a request for ``/children`` asks for."""
+    if (request.header(b"upgrade") or "").lower() != carried.PROTOCOL:
+        hint = f"send 'Connection: Upgrade' and 'Upgrade: {carried.PROTOCOL}'"
+        raise UpgradeRequired("calls are carried over an upgraded connection", hint=hint)
+    return Carrier()
 
 
 class Tunnels:

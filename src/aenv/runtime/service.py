@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,6 +17,7 @@ from aenv.errors import (
     CallTimeout,
     Invalid,
     NotFound,
+    StartFailed,
     Unsupported,
     did_you_mean,
 )
@@ -26,10 +28,13 @@ from aenv.runtime.agents import TOOLS_EACH
 from aenv.runtime.commands import Command
 from aenv.runtime.content import data, plain, tool_result
 from aenv.runtime.context import Context, Instance, Notify, silent
-from aenv.runtime.functions import OF_OTHERS, Function, Raised, Timing, author_error, run_hook
+from aenv.runtime.functions import Function, Raised, Timing, author_error, of_the_platform, run_hook
 from aenv.runtime.hidden import Hidden
 from aenv.runtime.history import History, Noted
 from aenv.runtime.loader import Loaded
+
+if TYPE_CHECKING:
+    from aenv.runtime.children import Children
 
 log = logging.getLogger("aenv.runtime")
 HEALTHY = ("healthy", "success", "ok")
@@ -57,12 +62,24 @@ class Service:
         self.history = History()
         self.hidden: Hidden | None = None
         """Hides the instance's secrets in every answer, where it has any."""
+        self.children = _children(project)
+        """What it depends on; None where that is nothing."""
         self._checking: asyncio.Task[dict[str, Any]] | None = None
 
     def load(self, project: Project, loaded: Loaded) -> None:
         """Take a project that was not imported before."""
         self.project, self.loaded = project, loaded
         self.call_limit = project.timeouts.call
+        self.children = _children(project)
+
+    def offer(self, tools: Sequence[Function]) -> None:
+        """Have tools of others among our own."""
+        if self.loaded.server is not None:
+            raise StartFailed("tools of others cannot be among those of an MCP server", hint="take the prefix away")
+        for tool in tools:
+            if tool.name in self.loaded.tools:
+                raise StartFailed(f"there are two tools {tool.name!r}", hint="choose another prefix in dependsOn")
+            self.loaded.tools[tool.name] = tool
 
     def context(self, name: str, notify: Notify = silent, progress_token: str | int | None = None) -> Context:
         return Context(
@@ -71,6 +88,7 @@ class Service:
             notify=notify,
             progress_token=progress_token,
             conversations=self.loaded.conversations,
+            children=self.children,
         )
 
     async def setup(self) -> None:
@@ -96,8 +114,8 @@ class Service:
             except Raised as exc:
                 log.info("tool %s failed\n%s", function.name, exc.details())
                 note.error = exc.cause.message if isinstance(exc.cause, AEnvError) else exc.summary
-                if isinstance(exc.cause, OF_OTHERS):  # no model is to read of it
-                    raise exc.cause from None
+                if (lost := of_the_platform(exc.cause)) is not None:  # no model is to read of it
+                    raise lost from None
                 return tool_error(note.error)
             except AuthorError as exc:
                 log.warning("tool %s: %s", function.name, exc)
@@ -156,6 +174,8 @@ class Service:
         if function is None and (arguments or not self.loaded.agents):
             raise Unsupported("this environment cannot be reset", hint="register one with @register_reset")
         given = {} if function is None else _for_reset(function, seed, arguments or {})
+        if self.children is not None:
+            await self.children.reset(seed)
         self.instance = self.instance._replace(seed=seed)
         seeds.plant(seed)
         name = "" if function is None else function.name
@@ -169,8 +189,10 @@ class Service:
     @property
     def saves(self) -> bool:
         """Whether the author's code can say where it is, and go on from there in another sandbox, or there is nothing
-        to it but agents, whose place is in their conversations."""
+        to it but agents, whose place is in their conversations. What it depends on is in no such place."""
         loaded = self.loaded
+        if self.children is not None:
+            return False
         only_agents = len(loaded.tools) == TOOLS_EACH * len(loaded.agents) > 0 and loaded.server is None
         return loaded.save is not None or (only_agents and not loaded.functions)
 
@@ -277,6 +299,15 @@ def _for_reset(function: Function, seed: int | None, arguments: dict[str, Any]) 
     return function.decode(to_json({**arguments, **(own if seed is not None or "seed" in required else {})}))
 
 
+def _children(project: Project) -> Children | None:
+    """Loaded for what depends on others, which most does not."""
+    if not project.depends_on:
+        return None
+    with trusted.imports():
+        from aenv.runtime.children import Children
+    return Children(project.depends_on)
+
+
 def _saving() -> ModuleType:
     """Loaded when the first is saved, which in most sandboxes is never."""
     with trusted.imports():
@@ -288,7 +319,7 @@ def _saving() -> ModuleType:
 def _no_saving() -> Unsupported:
     return Unsupported(
         "this environment does not say where it is",
-        hint="register functions with @register_save and @register_load",
+        hint="register functions with @register_save and @register_load, which one that depends on others cannot have",
     )
 
 
