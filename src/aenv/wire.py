@@ -243,13 +243,17 @@ class Instance(Struct, kw_only=True):
     """Why it failed or ended, or what it is waiting for."""
     phases: dict[str, float] = {}
     """Where the time of its start went, in seconds: ``queue``, ``hub``, ``package``, ``engine`` and, within that,
-    ``engine.*``, as the engine names them. What is under way is counted so far."""
+    ``engine.*``, as the engine names them; ``parts``, for what it depends on. What is under way is counted so far."""
     position: int | None = None
     """Its place in the queue, from 1, while it waits to be admitted."""
     estimate: float | None = None
     """Seconds that it is likely to wait there, when enough is known to say."""
     service: str = ""
     """The service that it is a replica of."""
+    needs: dict[str, str] = {}
+    """The instances that it depends on, by alias: they live and end with it."""
+    parent: str = ""
+    """The instance that depends on it."""
 
 
 class Extend(Struct):

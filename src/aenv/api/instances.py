@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +16,10 @@ from aenv.api.lives import ENGINE, MARGIN, Entry, Lives, Values
 from aenv.api.packages import Packages
 from aenv.api.peers import Peers
 from aenv.api.phases import Phases
-from aenv.api.pools import Pools
+from aenv.api.pools import More, Pools
 from aenv.api.quotas import Quotas
 from aenv.api.reaper import Reaper
-from aenv.api.records import InstanceRecord, Records, size_of, slim
+from aenv.api.records import InstanceRecord, Records, Wanted, size_of, slim
 from aenv.api.visible import Visible, unknown
 from aenv.auth.callers import Caller
 from aenv.auth.tokens import checked_owner
@@ -27,6 +27,8 @@ from aenv.cleanup import finish
 from aenv.engines.base import Engine, new_id
 from aenv.errors import Conflict, Invalid, NotFound, SandboxError, Unsupported, did_you_mean
 from aenv.models import NAME, VERSION, EnvRef, State, parse_duration
+from aenv.project.composed import Part, composed
+from aenv.project.depends import seed_of
 from aenv.store import Change, Store
 from aenv.wire import Env, Expose, Exposed, Fork, Instance, InstanceRequest, Renewed, timestamp
 
@@ -39,6 +41,21 @@ GRACE = 10.0
 _LOOK = 5.0
 """Seconds that an engine has to say how an instance is, before what is written down is answered."""
 _POLL, _SLOWEST_POLL = 0.05, 1.0
+
+
+class Whole(NamedTuple):
+    """The record of an instance that is to be, without its id, and of its parts, by alias."""
+
+    record: InstanceRecord
+    parts: Mapping[str, Whole]
+
+    def records(self, parent: str = "") -> list[InstanceRecord]:
+        """One of each, the whole one first."""
+        id = new_id(self.record.env.name)
+        below = {alias: part.records(id) for alias, part in self.parts.items()}
+        needs = {alias: records[0].id for alias, records in below.items()}
+        record = msgspec.structs.replace(self.record, id=id, needs=needs, parent=parent)
+        return [record, *(one for records in below.values() for one in records)]
 
 
 class Joined(NamedTuple):
@@ -132,7 +149,7 @@ class Instances:
         """Begin to make what is asked for, unless the key says that somebody has."""
         if key is None:
             made = await self._planned(caller, request, token)
-            return await self.pools.begin(made, lambda made: [], token, caller)
+            return await self._made(made, lambda made: [], token, caller)
         idempotency.check(key)
         ids = await self._keys.find(caller.owner, key, request)
         if ids is None:
@@ -140,15 +157,23 @@ class Instances:
             now = self.lives.clock.now()
 
             def note(made: Sequence[InstanceRecord]) -> list[Change]:
-                return [idempotency.note(caller.owner, key, request, [record.id for record in made], now)]
+                ids = [record.id for record in made if not record.parent]
+                return [idempotency.note(caller.owner, key, request, ids, now)]
 
             try:
-                return await self.pools.begin(made, note, token, caller)
+                return await self._made(made, note, token, caller)
             except Conflict:  # somebody was faster
                 ids = await self._keys.find(caller.owner, key, request)
                 if ids is None:
                     raise
         return Joined(ids)
+
+    async def _made(self, made: Sequence[InstanceRecord], more: More, token: str, caller: Caller) -> list[Entry]:
+        """Begin to make these; those that were asked for, without their parts. Whole ones only are warm."""
+        if not any(record.needs for record in made):
+            return await self.pools.begin(made, more, token, caller)
+        entries = await self.lives.begin(made, more(made), token, caller)
+        return [entry for entry in entries if not entry.kept.record.parent]
 
     async def _planned(self, caller: Caller, request: InstanceRequest, token: str) -> list[InstanceRecord]:
         """The records of what is asked for, when all of it is in order."""
@@ -182,14 +207,49 @@ class Instances:
             charge=None if parent is None else parent.charge,
             phases=phases.seconds,
         )
-        admission.check_written(count, size_of(first))
-        return [msgspec.structs.replace(first, id=new_id(env.name)) for _ in range(count)]
+        if not env.dependencies:
+            admission.check_written(count, size_of(first))
+            return [msgspec.structs.replace(first, id=new_id(env.name)) for _ in range(count)]
+        part = await composed(env, env.locked, lambda ref: self.packages.resolve(ref, token, caller))
+        whole = Whole(first, {alias: await self._part(one, first, alias) for alias, one in part.parts.items()})
+        family = [record for _ in range(count) for record in whole.records()]
+        admission.check_written(len(family), max(map(size_of, family)))
+        return family
+
+    async def _part(self, part: Part, above: InstanceRecord, alias: str) -> Whole:
+        """What is to be made of a part of an instance, which has that one's owner, labels and end."""
+        env, wanted = part.env, above.wanted or Wanted()
+        request = InstanceRequest(
+            env_name=env.id,
+            ttl=above.ttl,
+            labels=above.labels,
+            seed=seed_of(wanted.seed, alias),
+            startup_timeout=wanted.startup_timeout,
+        )
+        plan = await admission.plan(request, env, datasources=self._datasources, elsewhere=self._engine.shared)
+        self._engine.check_second(plan.wanted.second)
+        self._engine.check_resources(plan.wanted.resources)
+        if plan.secrets:
+            admission.check_secrets(await self._secrets.values(above.owner, plan.secrets))
+        record = msgspec.structs.replace(
+            above,
+            env=slim(env),
+            lease=None,
+            lease_until=None,
+            secrets=plan.secrets,
+            wanted=plan.wanted,
+            charge=admission.charge_of(env, plan.wanted),
+            phases={},
+        )
+        return Whole(record, {alias: await self._part(one, record, alias) for alias, one in part.parts.items()})
 
     async def _parent(self, caller: Caller, id: str, owner: str, env: Env) -> InstanceRecord:
         """The instance of which one of that owner and environment can be a fork."""
         self._engine.check_fork(id)
         entry, _ = await self._visible.running(caller, id)
         record = entry.record
+        if record.needs:
+            raise Unsupported(f"{id} depends on others, and is not forked", hint="a fork would share them with it")
         if not admission.environment(record.env, "").forkable:
             raise Unsupported(
                 f"{record.env.id} does not say that its instances can be forked",
@@ -298,8 +358,10 @@ class Instances:
         await finish(self._delete(entry))
 
     async def _delete(self, entry: Entry) -> None:
+        families, below = self.lives.families, list(self.lives.families.below(entry.kept.record))
         await self.lives.end(entry, State.TERMINATED, "it was deleted", force=True)
-        await self.lives.endings.wait(entry.id)
+        await asyncio.gather(*(families.end(part, f"{entry.id}, which needed it, was deleted") for part in below))
+        await asyncio.gather(*(self.lives.endings.wait(one.id) for one in (entry, *below)))
 
     async def extend(self, caller: Caller, id: str, ttl: str | float) -> Renewed:
         """Let an instance live so long from now."""
@@ -323,6 +385,7 @@ class Instances:
         entry.heard(clock.now())
         if not await self.lives.change(entry, longer):
             raise _gone(entry)
+        await self.lives.families.prolong(entry.record)
         self.lives.changed.set()
         return _renewed(entry)
 

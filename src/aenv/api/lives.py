@@ -22,6 +22,7 @@ from aenv.api.admission import charge_of, check_secrets
 from aenv.api.clock import Clock
 from aenv.api.endings import PATIENCE, Endings
 from aenv.api.entry import Entry as Entry
+from aenv.api.families import Families
 from aenv.api.gateway.places import Place
 from aenv.api.packages import Packages
 from aenv.api.peers import Peers
@@ -86,6 +87,8 @@ class Lives:
         """What waits to be admitted."""
         self.entries: dict[str, Entry] = {}
         self.endings = Endings(engine)
+        self.families = Families(self)
+        """What instances need of each other."""
         self.unwritten: dict[str, Entry] = {}
         """Ends that the store did not take."""
         self.changed = asyncio.Event()
@@ -159,7 +162,7 @@ class Lives:
         claimed: Mapping[str, Kept],
     ) -> list[Entry]:
         by, charge = self.peers.me.boot, made[0].charge or charge_of(made[0].env, made[0].wanted)
-        made = [msgspec.structs.replace(record, by=by, charge=charge) for record in made]
+        made = [msgspec.structs.replace(record, by=by, charge=record.charge or charge) for record in made]
         kept = await self.queue.enter(made, more, claimed=claimed)
         return [self.resume(found, call_token, caller) for found in kept]
 
@@ -183,6 +186,7 @@ class Lives:
         entry = self.entries[kept.record.id] = Entry(kept, self.clock.now())
         if not kept.record.warm:
             entry.place = self.placed(kept.record)
+            self.families.carry(entry)
         self._came(entry)
         return entry
 
@@ -200,6 +204,7 @@ class Lives:
                 spec = await self._spec(entry, call_token, caller)
                 sandbox = await self._sandbox(entry, spec)
                 await self._reseed(entry, sandbox)
+                await self.families.join(entry, sandbox)
                 await self._runs(entry, sandbox)
             except AEnvError as exc:
                 await self._failed(entry, exc.message if exc.hint is None else f"{exc.message} ({exc.hint})")
@@ -346,6 +351,7 @@ class Lives:
         if runs:
             if not entry.kept.record.warm:
                 entry.place = self.placed(entry.kept.record)
+            self.families.runs(entry.kept.record)
             self._tell_started(entry.kept.record)
         else:  # somebody ended it while it started
             self.endings.begin(entry.id)
@@ -411,10 +417,31 @@ class Lives:
         record = found.record
         if entry.place is None and entry.starting is None and record.status is State.RUNNING and not record.warm:
             entry.place = self.placed(record)  # another server claimed it
+            self.families.carry(entry)
         if is_longer and entry.place is not None:
             task = asyncio.create_task(self._prolong(entry))
             self._prolonging.add(task)
             task.add_done_callback(self._prolonging.discard)
+
+    async def latest(self, id: str) -> InstanceRecord | None:
+        """An instance as it is known now."""
+        if (entry := self.entries.get(id)) is not None:
+            return entry.record
+        kept = await self.records.get(id)
+        return None if kept is None else kept.record
+
+    async def prolong(self, entry: Entry, like: InstanceRecord) -> None:
+        """Let an instance live as long as another one, where it would end earlier."""
+
+        def longer(record: InstanceRecord) -> InstanceRecord | None:
+            if record.over or record.expires_at >= like.expires_at:
+                return None
+            return msgspec.structs.replace(
+                record, ttl=like.ttl, expires_at=like.expires_at, updated_at=self.clock.now()
+            )
+
+        if await self.change(entry, longer):
+            await self._prolong(entry)
 
     async def _prolong(self, entry: Entry) -> None:
         left = entry.kept.record.expires_at + entry.shift - self.clock.now()
@@ -481,6 +508,7 @@ class Lives:
         is_here = self.entries.get(entry.id) is entry
         if is_here:
             del self.entries[entry.id]
+        self.families.ended(entry.record)
         for tell in self.listeners if is_here else self.missed:
             tell(entry.record)
 
@@ -533,4 +561,5 @@ class Lives:
                 await asyncio.wait(left, timeout=PATIENCE)
         if self._prolonging:
             await asyncio.wait(self._prolonging, timeout=grace)
+        await self.families.close()
         await self.endings.close(grace)

@@ -296,6 +296,7 @@ class Reaper:
         lost = [one for one in entries if one.kept.record.status is State.RUNNING and one.id not in alive]
         await _each(self._lives.look(entry) for entry in lost)
         await _each(self._stray(sandbox) for sandbox in sandboxes if sandbox.id not in self._lives.entries)
+        await _try(self._lives.families.orphans(), "parts of instances could not be looked at")
         await self._lives.queue.tidy()
 
     async def _read(self, first: bool) -> None:

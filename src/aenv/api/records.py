@@ -91,6 +91,10 @@ class InstanceRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     batch: str = ""
     """What waits to be admitted together with it has the same; and how many those are."""
     together: int = 0
+    needs: dict[str, str] = {}
+    """The instances that it depends on, by alias: its parts, which live and end with it."""
+    parent: str = ""
+    """The instance that it is a part of."""
 
     @property
     def experiment(self) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import msgspec
+
 from aenv.api.admission import RESERVED, environment
 from aenv.api.records import InstanceRecord
 from aenv.engines.specs import complete
@@ -49,4 +51,5 @@ def spec_of(
         warm=bool(record.warm),
         forked_from=wanted.forked_from,
     )
-    return complete(spec, environment(record.env, placed.root), stamp=placed.stamp)
+    spec = complete(spec, environment(record.env, placed.root), stamp=placed.stamp)
+    return msgspec.structs.replace(spec, idle=None) if record.parent else spec  # it ends with what it is a part of

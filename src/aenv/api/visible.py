@@ -96,6 +96,8 @@ class Visible:
             reason=reason or record.reason,
             phases=record.phases,
             service=record.service,
+            needs=record.needs,
+            parent=record.parent,
         )
         if not record.over:
             if record.queued is not None and (place := self._lives.queue.standing(record)) is not None:

@@ -167,7 +167,7 @@ def list_(
     show_page(
         (items, found[1]),
         output,
-        ["id", "env", "status", "owner", "age", "ends in", "labels"],
+        ["id", "env", "status", "owner", "age", "ends in", "labels", "part of"],
         lambda one: [
             one.id,
             one.env.id,
@@ -176,6 +176,7 @@ def list_(
             since(one.created_at),
             since(one.expires_at) if one.status in ("Pending", "Creating", "Running") else "",
             ", ".join(f"{key}={value}" for key, value in one.labels.items()),
+            one.parent,
         ],
         offset,
     )
@@ -368,6 +369,8 @@ def _show(found: Instance) -> None:
         "start": told(found.phases),
         "owner": found.owner,
         "labels": ", ".join(f"{key}={value}" for key, value in found.labels.items()),
+        "needs": "\n".join(f"{alias}: {id}" for alias, id in found.needs.items()),
+        "part of": found.parent,
         "created": found.created_at,
         "ends": found.expires_at,
         "url": found.url,

@@ -21,7 +21,17 @@ from msgspec import Raw
 from aenv import http
 from aenv.client.environment import Environment
 from aenv.control import plain_header
-from aenv.errors import AEnvError, Invalid, NetworkError, SandboxError, SandboxLost, TooLarge, Unauthorized, from_wire
+from aenv.errors import (
+    AEnvError,
+    Invalid,
+    NetworkError,
+    SandboxError,
+    SandboxLost,
+    TooLarge,
+    Unauthorized,
+    from_wire,
+    loss,
+)
 from aenv.models import Sandbox, SandboxSpec, to_json
 from aenv.runtime.carried import (
     AT_ONCE,
@@ -63,12 +73,37 @@ class _Known:
         return nullcontext(self._sandbox)
 
 
+class Carried(Protocol):
+    """One that an instance depends on, as far as calls are carried to it."""
+
+    is_left: bool
+    """Whether nobody carries calls to it any more. Those under way may be carried on by another."""
+
+    async def carried(self, ask: Ask) -> Any: ...
+
+
+class Lost:
+    """One that is gone."""
+
+    def __init__(self, reason: str) -> None:
+        self.is_left = False
+        self._reason = reason
+
+    async def carried(self, ask: Ask) -> Any:
+        raise loss(self._reason)(f"the sandbox is gone: {self._reason}")
+
+
 class Child(Environment):
     """An instance that another one depends on, as its calls are carried there. None is kept, and each has the id that
     the asking instance gave it."""
 
     def __init__(self, sandbox: Sandbox, reasons: Reasons) -> None:
         super().__init__(sandbox.env, provision=_Known(sandbox, reasons))
+        self.is_left = False
+
+    def _say_cancelled(self, sandbox: Sandbox, call_id: str) -> None:
+        if not self.is_left:
+            super()._say_cancelled(sandbox, call_id)
 
     async def _call(
         self, path: str, headers: bytes, body: bytes, timeout: float | None, what: str, method: str = "POST"
@@ -100,7 +135,7 @@ def _arguments(given: Raw) -> dict[str, Any] | None:
 
 
 @asynccontextmanager
-async def carrying(parent: Sandbox, children: Mapping[str, Child]) -> AsyncIterator[None]:
+async def carrying(parent: Sandbox, children: Mapping[str, Carried]) -> AsyncIterator[None]:
     """Carry what an instance asks of these, by alias, for the length of a block. It begins when the instance is
     prepared for that."""
     carrier = Carrier(parent, children)
@@ -116,7 +151,7 @@ async def carrying(parent: Sandbox, children: Mapping[str, Child]) -> AsyncItera
 class Carrier:
     """The connection to one instance, opened again whenever it ends."""
 
-    def __init__(self, parent: Sandbox, children: Mapping[str, Child]) -> None:
+    def __init__(self, parent: Sandbox, children: Mapping[str, Carried]) -> None:
         self._parent = parent
         self._children = children
         self._calls: dict[str, asyncio.Task[Answer]] = {}
@@ -129,6 +164,8 @@ class Carrier:
         try:
             await self._run()
         finally:
+            for child in self._children.values():
+                child.is_left = True
             calls = list(self._calls.values())
             for call in calls:
                 call.cancel()
@@ -202,7 +239,7 @@ class _Passage:
     connection was cut goes on, and is asked for again over the next."""
 
     def __init__(
-        self, children: Mapping[str, Child], calls: dict[str, asyncio.Task[Answer]], connection: http.Upgraded
+        self, children: Mapping[str, Carried], calls: dict[str, asyncio.Task[Answer]], connection: http.Upgraded
     ) -> None:
         self._children = children
         self._calls = calls

@@ -14,7 +14,7 @@ from msgspec import Struct
 from aenv.api import admission
 from aenv.api.records import slim
 from aenv.api.services.records import Plan, ServiceRecord
-from aenv.errors import Invalid
+from aenv.errors import Invalid, Unsupported
 from aenv.models import NAME, VERSION, EnvRef
 from aenv.project import fields
 from aenv.wire import Env, InstanceRequest, ServiceChange, ServiceRequest
@@ -76,6 +76,8 @@ async def planned(
     env: Env, variables: dict[str, str], labels: dict[str, str] | None, generation: int
 ) -> tuple[Plan, dict[str, str]]:
     """What every replica is to be, and its labels."""
+    if env.dependencies:
+        raise Unsupported(f"{env.id} depends on others, and is no service", hint="make instances of it")
     request = InstanceRequest(env_name=env.id, environment_variables=variables, labels=labels)
     found = await admission.plan(request, env, datasources=())
     plan = Plan(
