@@ -12,6 +12,7 @@ from benchmarks import (
     agents,
     calls,
     clients,
+    composed,
     containers,
     evals,
     gateway,
@@ -63,6 +64,7 @@ FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
     "evals": evals.evals,
     "journal": lineage.journal,
     "lineage": lineage.lineage,
+    "composed": composed.composed,
     "model_gateway": model_gateway.model_gateway,
     "vector": vector.vector,
     "agents": agents.agents,
@@ -78,6 +80,7 @@ ISOLATED = (
     "rollout",
     "evals",
     "lineage",
+    "composed",
     "vector",
 )
 """What is measured only where a sandbox can be isolated in every way."""
