@@ -1,7 +1,7 @@
 """A program that starts compositions, in the folder of benchmarks/projects/composed/whole.
 
 Requests and answers are lines, as ``benchmarks.workers.owner`` reads and writes them. ``start`` starts an environment
-by its name, and answers the seconds to its first answer; ``call`` answers the seconds of each of ``count`` calls of a tool.
+by its name, and answers the seconds to its first answer; ``call`` answers those of each of ``count`` calls of a tool.
 """
 
 from __future__ import annotations

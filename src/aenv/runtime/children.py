@@ -214,14 +214,14 @@ class Children:
             raise CallTimeout(f"{ask.alias} did not answer {ask.name or ask.kind} within {ask.timeout:g} s") from None
 
     async def _link(self, alias: str) -> _Link:
-        if not self._links:
+        while not (open_ := [link for link in self._links if not link.ended.is_set()]):
             self._came.clear()
             try:
                 async with asyncio.timeout(RETURN):
                     await self._came.wait()
             except TimeoutError:
                 raise SandboxError(f"{alias} cannot be reached: nobody carries calls there any more") from None
-        return self._links[-1]
+        return open_[-1]
 
     # Who carries
 
