@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -25,6 +27,18 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 COMPOSED = FIXTURES / "composed"
+
+PROGRAM = """
+import asyncio
+from aenv import Environment
+
+async def main():
+    async with Environment("top") as env:
+        print((await env.call_tool("add", {"number": 1})).text, flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -169,6 +183,18 @@ async def test_one_that_is_cancelled_while_it_starts_leaves_nothing(provision: E
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert await alive(provision) == []
+
+
+async def test_all_end_with_a_program_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        said = await asyncio.to_thread(program.stdout.readline)
+        began = psutil.Process(program.pid).children(recursive=True)
+        program.kill()
+    assert said == "[2,1]\n"
+    assert len(began) >= 4
+    _, left = await asyncio.to_thread(psutil.wait_procs, began, 60)
+    assert left == []
 
 
 @pytest.fixture

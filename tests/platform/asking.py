@@ -376,6 +376,7 @@ SANDBOX_PROBES: dict[str, Probe] = {
     "POST /exec": _exec("/exec"),
     "GET /history": lambda world: Ask("/history"),
     "POST /shell": lambda world: Ask("/shell", done=426),
+    "POST /children": lambda world: Ask("/children", done=426),
     "POST /functions/...": lambda world: Ask("/functions/count", {}),
     "GET /functions/...": lambda world: Ask("/functions/count", done=405),
     "POST /tools/...": lambda world: Ask("/tools/look", {}),
