@@ -36,10 +36,12 @@ class Telling(Toolbox):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.failure is None and (error is None or isinstance(error, (Exception, Over))):
-            await self.catch_up()
-        ended = None if isinstance(error, Over) else error  # then the failure, if there was one, is all there is to say
-        await super().__aexit__(kind, ended, trace)
+        try:
+            if self.failure is None and (error is None or isinstance(error, (Exception, Over))):
+                await self.catch_up()
+        finally:
+            ended = None if isinstance(error, Over) else error  # the failure, if there was one, is all there is to say
+            await super().__aexit__(kind, ended, trace)
 
     async def use(self, name: str, arguments: Mapping[str, Any] | str | None, *, id: str = "") -> ToolResult:
         """Call a tool. What the platform fails at ends the agent; ``id`` is what its model called the call."""
