@@ -193,6 +193,14 @@ def test_turns_that_are_used_up_end_the_run_with_its_reward(report: Report) -> N
     assert "You pressed 3." in report.heard("one turn")
 
 
+def test_a_team_ends_as_an_agent_does(report: Report) -> None:
+    if report.framework.guide != "autogen":
+        pytest.skip("its teams catch what their agents raise, unlike those of others")
+    crash, turn = report.found["team crash"], report.found["team one turn"]
+    assert (crash["reward"], crash["failure"], crash["asked"]) == (None, ["sandbox_lost", "tool"], 1)
+    assert (turn["reward"], turn["ended"], turn["asked"]) == (1.0, "max_turns", 1)
+
+
 def test_a_cancelled_run_leaves_nothing_behind(report: Report) -> None:
     assert report.found["cancelled"] == ["cancelled", 1], "a model was asked when nobody was there any more"
     assert report.found["left"] == []

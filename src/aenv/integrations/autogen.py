@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 from autogen_core import CancellationToken
@@ -24,6 +26,24 @@ class AutogenTools(Telling):
     def __init__(self, env: Environment) -> None:
         super().__init__(env)
         self.workbench = _Workbench(self)
+        self._over: Over | None = None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        over = self._over if isinstance(error, Exception) else None
+        await super().__aexit__(kind, over or error, trace)
+        if over is not None:
+            raise over
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """What would end the agent does so by an ``Exception``: a team waits for ever for an agent that raises none."""
+        try:
+            yield
+        except Over as exc:
+            self._over = exc
+            raise RuntimeError("the run is over") from exc
 
     def context(self) -> ChatCompletionContext:
         """A model context for one agent."""
@@ -79,10 +99,12 @@ class _Context(UnboundedChatCompletionContext):
     async def add_message(self, message: LLMMessage) -> None:
         await super().add_message(message)
         if self._tools.failure is None:  # after which there are only the workbench's placeholders
-            await self._tools.tell(*_messages(message))
+            with self._tools.ending():
+                await self._tools.tell(*_messages(message))
 
     async def get_messages(self) -> list[LLMMessage]:
-        self._tools.go_on()
+        with self._tools.ending():
+            self._tools.go_on()
         messages: list[LLMMessage] = await super().get_messages()
         return messages
 

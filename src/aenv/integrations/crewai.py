@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, PrivateAttr
 from pydantic_core import CoreSchema
 
 from aenv.client.environment import Environment
-from aenv.integrations.telling import Message, Telling
+from aenv.integrations.telling import Message, Telling, assistant
 from aenv.integrations.toolbox import Offered
 from aenv.rl.models import seen
 
@@ -32,7 +32,11 @@ class CrewTools(Telling):
 
     async def __aenter__(self) -> CrewTools:
         await super().__aenter__()
-        self._hooks.enter_context(scoped_hooks({InterceptionPoint.PRE_MODEL_CALL: [self._before_model]}))
+        hooks = {
+            InterceptionPoint.PRE_MODEL_CALL: [self._before_model],
+            InterceptionPoint.POST_MODEL_CALL: [self._after_model],
+        }
+        self._hooks.enter_context(scoped_hooks(hooks))
         return self
 
     async def __aexit__(
@@ -46,13 +50,18 @@ class CrewTools(Telling):
         return [_Tool.of(self, offered) for offered in self.offered]
 
     def _before_model(self, context: LLMCallHookContext) -> None:
-        self.blocking(lambda: self._going_on(context.messages))
+        self.conversation = lambda: [found for message in context.messages if (found := _message(message))]
+        self.blocking(self._going_on)
 
-    async def _going_on(self, messages: list[Any]) -> None:
-        await self.catch_up()  # with what another agent said at its end
-        self.conversation = lambda: [_message(message) for message in messages]
+    async def _going_on(self) -> None:
         await self.catch_up()
         self.go_on()
+
+    def _after_model(self, context: LLMCallHookContext) -> None:
+        """What it said in words. For calls by function calling CrewAI has no hook; they come with the messages."""
+        if context.response is not None:
+            said = assistant(context.response)
+            self.blocking(lambda: self.tell(said))
 
 
 class _Tool(BaseTool):
@@ -96,5 +105,9 @@ def _never(arguments: Any = None, result: Any = None) -> bool:
     return False
 
 
-def _message(message: dict[str, Any]) -> Message:
+def _message(message: dict[str, Any]) -> Message | None:
+    """What is to be told of one. Where a model writes its calls, CrewAI puts the answer behind its words."""
+    if message["role"] == "assistant" and not message.get("tool_calls"):
+        _, is_answered, answer = (message["content"] or "").partition("\nObservation: ")
+        return {"role": "user", "content": f"Observation: {answer}"} if is_answered else None
     return {part: message[part] for part in PARTS if message.get(part) is not None or part == "content"}

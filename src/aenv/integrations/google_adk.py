@@ -57,7 +57,7 @@ class _Plugin(BasePlugin):
         instruction = llm_request.config.system_instruction
         heard: list[Message] = [{"role": "system", "content": instruction}] if isinstance(instruction, str) else []
         for content in llm_request.contents:
-            heard += _messages(content)
+            heard += _messages(content) if content.role != "model" else ()
         self._tools.conversation = lambda: heard
         await self._tools.catch_up()
         self._tools.go_on()

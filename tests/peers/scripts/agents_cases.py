@@ -78,6 +78,22 @@ async def played(play: Any, case: str, **rules: Any) -> dict[str, Any]:
     }
 
 
+def of_team(model: Any) -> Any:
+    """Two agents of autogen that speak in turn."""
+    from autogen_agentchat.agents import AssistantAgent
+    from autogen_agentchat.teams import RoundRobinGroupChat
+
+    from aenv.integrations.autogen import AutogenTools
+
+    async def play(env: Environment, task: Task) -> None:
+        async with AutogenTools(env) as tools:
+            told = {"workbench": tools.workbench, "max_tool_iterations": 8}
+            players = [AssistantAgent(name, model, model_context=tools.context(), **told) for name in ("one", "other")]
+            await RoundRobinGroupChat(players, max_turns=2).run(task=task.instruction)
+
+    return play
+
+
 async def crashed(play: Any) -> list[Any]:
     """What an agent raises that is in no rollout, and how often its model was asked."""
     asked["crash"].clear()
@@ -123,6 +139,11 @@ async def main() -> dict[str, Any]:
         found["offered"] = {tool["name"]: tool["parameters"] for tool in offered}
         asked[PAGE].clear()
         found["one turn"] = await played(page.play, PAGE, max_turns=1)
+        if NAME == "autogen":
+            asked["crash"].clear()
+            asked[PAGE].clear()
+            found["team crash"] = await played(of_team(page.MODEL), "crash")
+            found["team one turn"] = await played(of_team(page.MODEL), PAGE, max_turns=1)
         found["alone"] = await crashed(page.play)
         found["cancelled"] = await cancelled(page.play)
         left = await embedded._engine().find()
