@@ -18,12 +18,18 @@ from aenv.engines.process.venvs import interpreter_for
 from tests.peers.support import MINI_SWE, TALK, requirements
 
 TESTED = Path(__file__).with_name("tested.json")
+GUIDES = ("toolbox.py", "telling.py", "tests/integrations/test_guides.py", "tests/peers/scripts/guide_*")
+"""Of agents that play as their guides say."""
 FRAMEWORKS = {
     "agents": (
         *("toolbox.py", "telling.py", "listening.py", "src/aenv/client/vendors.py"),
         *("anthropic.py", "langchain.py", "openai_agents.py", "pydantic_ai.py", "tests/peers/scripts/agent_loops.py"),
+        *("google_adk.py", "smolagents.py", "autogen.py", *GUIDES),
         *(f"docs/guides/{guide}.md" for guide in ("anthropic", "langchain", "openai-agents", "pydantic-ai")),
+        *(f"docs/guides/{guide}.md" for guide in ("google-adk", "smolagents", "autogen")),
     ),
+    "camel": ("camel.py", "docs/guides/camel.md", "examples/06-keypad", *GUIDES),
+    "crewai": ("crewai.py", "docs/guides/crewai.md", "examples/06-keypad", *GUIDES),
     "ray": (
         *("ray.py", "rllib.py", "skyrl.py", "gymnasium", "examples/05-lights", "examples/06-keypad"),
         *("tests/peers/scripts/rllib.py", "tests/peers/scripts/skyrl.py"),

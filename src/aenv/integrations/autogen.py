@@ -114,7 +114,8 @@ def _messages(message: LLMMessage) -> Iterator[Message]:
         for result in message.content:
             yield answered(result.call_id, result.content)
     elif not isinstance(message, AssistantMessage):
-        heard = message.content if isinstance(message.content, str) else [str(part) for part in message.content]
+        parts = [message.content] if isinstance(message.content, str) else message.content
+        heard = "\n".join(part if isinstance(part, str) else "[image]" for part in parts)
         yield {"role": "system" if message.type == "SystemMessage" else "user", "content": heard}
     elif isinstance(message.content, str):
         yield assistant(message.content)

@@ -1,4 +1,4 @@
-"""The agents of a guide in every case that its page speaks of: ``agents_cases.py NAME``, in a copy of the keypad with
+"""The agents of a guide in every case that its page speaks of: ``guide_cases.py NAME``, in a copy of the keypad with
 the page's programs ``by_url.py`` and ``play.py``. A scripted server stands in for the model. Prints what came of it."""
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ async def main() -> dict[str, Any]:
         os.environ["MODEL_URL"] = server.url
         by_url, page = importlib.import_module("by_url"), importlib.import_module("play")
         if NAME == "google-adk":
-            from agents_adk_model import Scripted
+            from guide_adk_model import Scripted
 
             by_url.MODEL = page.MODEL = Scripted(model="qwen3", url=server.url)
         found: dict[str, Any] = {}
