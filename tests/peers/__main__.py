@@ -18,7 +18,13 @@ from aenv.engines.process.venvs import interpreter_for
 from tests.peers.support import MINI_SWE, TALK, requirements
 
 TESTED = Path(__file__).with_name("tested.json")
-GUIDES = ("toolbox.py", "telling.py", "tests/integrations/test_guides.py", "tests/peers/scripts/guide_*")
+GUIDES = (
+    "toolbox.py",
+    "telling.py",
+    "tests/integrations/test_guides.py",
+    "tests/peers/scripts/guide_*",
+    "examples/06-keypad",
+)
 """Of agents that play as their guides say."""
 FRAMEWORKS = {
     "agents": (
@@ -28,8 +34,8 @@ FRAMEWORKS = {
         *(f"docs/guides/{guide}.md" for guide in ("anthropic", "langchain", "openai-agents", "pydantic-ai")),
         *(f"docs/guides/{guide}.md" for guide in ("google-adk", "smolagents", "autogen")),
     ),
-    "camel": ("camel.py", "docs/guides/camel.md", "examples/06-keypad", *GUIDES),
-    "crewai": ("crewai.py", "docs/guides/crewai.md", "examples/06-keypad", *GUIDES),
+    "camel": ("camel.py", "docs/guides/camel.md", *GUIDES),
+    "crewai": ("crewai.py", "docs/guides/crewai.md", *GUIDES),
     "ray": (
         *("ray.py", "rllib.py", "skyrl.py", "gymnasium", "examples/05-lights", "examples/06-keypad"),
         *("tests/peers/scripts/rllib.py", "tests/peers/scripts/skyrl.py"),
