@@ -42,13 +42,22 @@ FRAMEWORKS = {
     ),
     "agentlightning": ("agent_lightning.py", "examples/06-keypad"),
     "areal": ("areal.py", "examples/06-keypad", "examples/07-tau2-areal"),
-    "openenv": ("openenv.py", "src/aenv/runtime/openenv.py", "src/aenv/runtime/websocket.py", "examples/06-keypad"),
+    "openenv": (
+        "openenv.py",
+        "published.py",
+        "src/aenv/runtime/openenv.py",
+        "src/aenv/runtime/websocket.py",
+        "examples/06-keypad",
+    ),
     "sb3": ("stable_baselines3.py", "gymnasium", "examples/05-lights"),
     "verl": (
         *("verl.py", "slime.py", "examples/06-keypad"),
         *("tests/integrations/test_slime.py", "tests/peers/scripts/slime*", "tests/peers/scripts/tiny.py"),
     ),
-    "verifiers": ("verifiers.py", "src/aenv/runtime/openenv.py", "src/aenv/runtime/websocket.py", "examples/06-keypad"),
+    "verifiers": (
+        *("verifiers", "published.py", "src/aenv/runtime/openenv.py", "src/aenv/runtime/websocket.py"),
+        *("examples/06-keypad", "tests/peers/projects/sums"),
+    ),
     "trl": ("trl.py", "examples/06-keypad"),
 }
 """What is of a framework, beside what has its name: modules of ``aenv.integrations``, and examples."""

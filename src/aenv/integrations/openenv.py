@@ -5,7 +5,6 @@ The other way round needs nothing from here: every instance answers OpenEnv's cl
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,15 +15,8 @@ from aenv.client.environment import Environment
 from aenv.client.sync import wait
 from aenv.errors import Conflict, SandboxLost
 from aenv.integrations.checking import ENV, TASK, WRITE, CheckFailed, lose
+from aenv.integrations.published import register, steps, with_context
 from aenv.runtime.context import Context
-from aenv.runtime.registry import (
-    register_function,
-    register_reset,
-    register_reward,
-    register_setup,
-    register_teardown,
-    register_tool,
-)
 
 Where = str | Callable[..., str]
 
@@ -36,27 +28,9 @@ def publish(where: Where) -> None:
     instance's ``Context``. Each instance has a session of its own there.
     """
     game = Game(where)
-    register_setup(game.start)
-    register_teardown(game.stop)
-    register_reset(game.restart)
-    register_tool(name="reset", input_schema=_RESET)(game.reset)
-    register_tool(name="step", input_schema=_STEP)(game.step)
-    register_reward(name="episode_return")(game.episode_return)
-    register_function(name="openenv_state")(game.state)
-
-
-_RESET = {
-    "type": "object",
-    "properties": {
-        "seed": {"type": ["integer", "null"], "description": "Makes the episode repeatable."},
-        "options": {"type": ["object", "null"], "description": "What else the server takes in a reset."},
-    },
-}
-_STEP = {
-    "type": "object",
-    "properties": {"action": {"type": "object", "description": "As the server's action schema has it."}},
-    "required": ["action"],
-}
+    action = {"type": "object", "description": "As the server's action schema has it."}
+    tools = steps(game, action, "What else the server takes in a reset.")
+    register(game, tools, game.episode_return, {"openenv_state": game.state})
 
 
 class Game:
@@ -73,7 +47,7 @@ class Game:
         """Open the session."""
         where = self._where
         if not isinstance(where, str):
-            where = where(ctx) if inspect.signature(where).parameters else where()
+            where = with_context(where, ctx)()
         client = GenericEnvClient(base_url=where)
         try:
             await client.connect()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import logging
 import math
 import time
@@ -15,17 +13,10 @@ import gymnasium
 
 from aenv.errors import AEnvError, AuthorError, Conflict, Invalid
 from aenv.integrations.gymnasium import spaces
+from aenv.integrations.published import register, steps, with_context
 from aenv.models import NOT_JSON, to_json
 from aenv.runtime.context import Context
 from aenv.runtime.functions import Raised
-from aenv.runtime.registry import (
-    register_function,
-    register_reset,
-    register_reward,
-    register_setup,
-    register_teardown,
-    register_tool,
-)
 
 Make = Callable[..., "gymnasium.Env[Any, Any]"]
 log = logging.getLogger("aenv.integrations")
@@ -42,29 +33,9 @@ def publish(make: Make) -> None:
     instance's ``Context``. It is called once more for each further environment that a trainer wants in one instance.
     """
     seats = Seats(make)
-    register_setup(seats.start)
-    register_teardown(seats.stop)
-    register_reset(seats.restart)
-    register_tool(name="reset", input_schema=_RESET)(seats.reset)
-    register_tool(name="step", input_schema=_STEP)(seats.step)
-    register_reward(name="episode_return")(seats.episode_return)
-    register_function(name="gymnasium_spaces")(seats.spaces)
-    register_function(name="gymnasium_play")(seats.play)
-
-
-_GIVEN = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_RESET = {
-    "type": "object",
-    "properties": {
-        "seed": {"type": ["integer", "null"], "description": "Makes the episode repeatable."},
-        "options": {"type": ["object", "null"], "description": "What the environment takes as options of a reset."},
-    },
-}
-_STEP = {
-    "type": "object",
-    "properties": {"action": {"description": "A member of the action space: a number, a list, or an object."}},
-    "required": ["action"],
-}
+    action = {"description": "A member of the action space: a number, a list, or an object."}
+    tools = steps(seats, action, "What the environment takes as options of a reset.")
+    register(seats, tools, seats.episode_return, {"gymnasium_spaces": seats.spaces, "gymnasium_play": seats.play})
 
 
 class Seats:
@@ -80,9 +51,7 @@ class Seats:
 
     async def start(self, ctx: Context) -> None:
         """Make the first environment."""
-        wanted = inspect.signature(self._make).parameters.values()
-        if any(one.default is one.empty and one.kind in _GIVEN for one in wanted):
-            self._make = functools.partial(self._make, ctx)
+        self._make = with_context(self._make, ctx)
         self._game(0)
 
     async def stop(self) -> None:
