@@ -37,19 +37,16 @@ FRAMEWORKS = {
     "camel": ("camel.py", "docs/guides/camel.md", *GUIDES),
     "crewai": ("crewai.py", "docs/guides/crewai.md", *GUIDES),
     "ray": (
-        *("ray.py", "rllib.py", "skyrl.py", "gymnasium", "examples/05-lights", "examples/06-keypad"),
+        *("ray.py", "rllib.py", "skyrl.py", "gymnasium", "published.py", "examples/05-lights", "examples/06-keypad"),
         *("tests/peers/scripts/rllib.py", "tests/peers/scripts/skyrl.py"),
     ),
     "agentlightning": ("agent_lightning.py", "examples/06-keypad"),
     "areal": ("areal.py", "examples/06-keypad", "examples/07-tau2-areal"),
     "openenv": (
-        "openenv.py",
-        "published.py",
-        "src/aenv/runtime/openenv.py",
-        "src/aenv/runtime/websocket.py",
+        *("openenv.py", "published.py", "src/aenv/runtime/openenv.py", "src/aenv/runtime/websocket.py"),
         "examples/06-keypad",
     ),
-    "sb3": ("stable_baselines3.py", "gymnasium", "examples/05-lights"),
+    "sb3": ("stable_baselines3.py", "gymnasium", "published.py", "examples/05-lights"),
     "verl": (
         *("verl.py", "slime.py", "examples/06-keypad"),
         *("tests/integrations/test_slime.py", "tests/peers/scripts/slime*", "tests/peers/scripts/tiny.py"),
