@@ -152,6 +152,9 @@ if TYPE_CHECKING:
     from aenv.runtime.registry import (
         register_tool as register_tool,
     )
+    from aenv.runtime.registry import (
+        register_turn as register_turn,
+    )
 
 __version__ = "0.1.0"
 
@@ -202,6 +205,7 @@ _HOME = {
         "register_function",
         "register_health",
         "register_load",
+        "register_turn",
         "register_reset",
         "register_reward",
         "register_save",

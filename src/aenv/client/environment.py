@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from aenv.client import answers, lineage, mcp
+from aenv.client.agents import Agent
 from aenv.client.contents import content_of
 from aenv.client.handle import Handle, log
 from aenv.client.lineage import Forked, Kept, Siblings
@@ -124,13 +125,16 @@ class Environment(Handle):
 
     async def list_tools(self) -> list[dict[str, Any]]:
         """The tools: ``name`` (``<env_name>/<tool>``), ``description`` and ``inputSchema``."""
+        return await self._listed()
+
+    async def _listed(self, acting: bytes = b"") -> list[dict[str, Any]]:
         return [
             {
                 "name": f"{self.env_name}/{tool['name']}",
                 "description": tool.get("description"),
                 "inputSchema": tool["inputSchema"],
             }
-            for tool in await self._tools()
+            for tool in await self._tools(acting)
         ]
 
     async def list_openai_tools(self) -> list[dict[str, Any]]:
@@ -142,12 +146,18 @@ class Environment(Handle):
         self, name: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None
     ) -> ToolResult:
         """Call a tool by its bare name, ``name/tool`` or ``name@version/tool``."""
+        return await self._call_as(b"", name, arguments, timeout)
+
+    async def _call_as(
+        self, acting: bytes, name: str, arguments: Mapping[str, Any] | None, timeout: float | None
+    ) -> ToolResult:
+        """Call a tool, as one of several agents where a header says so."""
         sandbox = await self._ready()
         tool = self._tool_name(name, sandbox)
         log.info("[ENV:%s] Executing tool: %s in environment %s", sandbox.id, tool, self.env_name)
         given = arguments or {}
         body = mcp.message("tools/call", name=tool, arguments=given)
-        headers = mcp.headers("tools/call", tool)
+        headers = mcp.headers("tools/call", tool) + acting
         while True:
             mirrored = mcp.mirror(self._mirrored.get(tool, {}), given)
             response = await self._call("/mcp", headers + mirrored, body, timeout, f"tool {tool}")
@@ -159,9 +169,14 @@ class Environment(Handle):
                 found = {listed["name"]: mcp.mirrored(listed) for listed in await self._tools()}
                 self._mirrored = {tool: {}, **found}
 
-    async def _tools(self) -> list[dict[str, Any]]:
+    def agent(self, name: str) -> Agent:
+        """One of several agents on this instance, with tools, a turn and a reward of its own."""
+        return Agent(self, name)
+
+    async def _tools(self, acting: bytes = b"") -> list[dict[str, Any]]:
         await self._ready()
-        return mcp.tools(await self._query("/mcp", mcp.headers("tools/list"), mcp.message("tools/list"), "tools/list"))
+        headers = mcp.headers("tools/list") + acting
+        return mcp.tools(await self._query("/mcp", headers, mcp.message("tools/list"), "tools/list"))
 
     def _tool_name(self, name: str, sandbox: Sandbox) -> str:
         if name in self._openai_names:
@@ -182,8 +197,13 @@ class Environment(Handle):
         timeout: float | None = None,
     ) -> Any:
         """Take the reward: the only one, or the one of that name."""
+        return await self._reward_of(b"", arguments, name, timeout)
+
+    async def _reward_of(
+        self, acting: bytes, arguments: Mapping[str, Any] | None, name: str | None, timeout: float | None
+    ) -> Any:
         query = f"?name={quote(name)}" if name is not None else ""
-        return await self._data(f"/task/reward{query}", arguments, timeout, f"reward {name or ''}".rstrip())
+        return await self._data(f"/task/reward{query}", arguments, timeout, f"reward {name or ''}".rstrip(), acting)
 
     async def call_function(
         self, name: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None
@@ -279,9 +299,13 @@ class Environment(Handle):
 
     async def agent_url(self) -> str:
         """A URL to hand to an agent: it opens the tools, and nothing else."""
+        return await self._agent_url("")
+
+    async def _agent_url(self, agent: str) -> str:
         sandbox = await self._ready()
         self.journal.miss("an agent was given a way to the tools, and what it calls is not written down", unseen=True)
-        token = f"?token={agent_token(digest(sandbox.token))}" if sandbox.token else ""
+        known = digest(sandbox.token) if sandbox.token else ""
+        token = f"?token={agent_token(known, agent)}" if known or agent else ""
         return f"{await self._public(sandbox)}/mcp{token}"
 
     async def _public(self, sandbox: Sandbox) -> str:

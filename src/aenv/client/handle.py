@@ -210,13 +210,15 @@ class Handle:
             raise AEnvError("the environment was released while it started")
         return self._sandbox
 
-    async def _data(self, path: str, arguments: Mapping[str, Any] | None, timeout: float | None, what: str) -> Any:
+    async def _data(
+        self, path: str, arguments: Mapping[str, Any] | None, timeout: float | None, what: str, more: bytes = b""
+    ) -> Any:
         await self._ready()
         try:
             body = to_json(arguments or {})
         except NOT_JSON as exc:
             raise Invalid(f"the arguments of {what} cannot be sent: {exc}") from exc
-        return answers.data(await self._call(path, b"Content-Type: application/json\r\n", body, timeout, what))
+        return answers.data(await self._call(path, b"Content-Type: application/json\r\n" + more, body, timeout, what))
 
     async def _get(self, path: str) -> Any:
         return answers.data(await self._fetch(path))

@@ -16,8 +16,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from aenv.client.agents import Agent
 from aenv.client.environment import Environment
 from aenv.client.lineage import Forked
+from aenv.models import ToolResult
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -113,6 +115,33 @@ def _iterating(
     return call
 
 
+class SyncAgent:
+    """``Agent`` with methods that block."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+
+    @functools.wraps(Agent.list_tools)
+    def list_tools(self) -> list[dict[str, Any]]:
+        return wait(self.agent.list_tools())
+
+    @functools.wraps(Agent.list_openai_tools)
+    def list_openai_tools(self) -> list[dict[str, Any]]:
+        return wait(self.agent.list_openai_tools())
+
+    @functools.wraps(Agent.call_tool)
+    def call_tool(self, *args: Any, **kwargs: Any) -> ToolResult:
+        return wait(self.agent.call_tool(*args, **kwargs))
+
+    @functools.wraps(Agent.call_reward)
+    def call_reward(self, *args: Any, **kwargs: Any) -> Any:
+        return wait(self.agent.call_reward(*args, **kwargs))
+
+    @functools.wraps(Agent.agent_url)
+    def agent_url(self) -> str:
+        return wait(self.agent.agent_url())
+
+
 class SyncEnvironment:
     """``Environment`` with methods that block. Takes the same arguments."""
 
@@ -144,6 +173,10 @@ class SyncEnvironment:
     extend = _blocking(Environment.extend)
     expose = _blocking(Environment.expose)
     logs = _iterating(Environment.logs)
+
+    def agent(self, name: str) -> SyncAgent:
+        """One of several agents on this instance, with tools, a turn and a reward of its own."""
+        return SyncAgent(self.environment.agent(name))
 
     @functools.wraps(Environment.fork)
     def fork(self, n: int = 1, *, same_random: bool = False) -> list[SyncEnvironment]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 import msgspec
 
 from aenv.client import lineage
+from aenv.client.agents import Agent
 from aenv.client.environment import Environment
 from aenv.client.lineage import Siblings
 from aenv.client.provision import Provision
@@ -448,8 +449,12 @@ class Episode(Environment):
     _uploaded = _noting(Environment.upload)
     download = _noting(Environment.download)
 
-    async def _tools(self) -> list[dict[str, Any]]:
-        found = await self._tools_found()
+    def agent(self, name: str) -> Agent:
+        """As in ``Environment``, but not in an episode: what several agents do is not told apart in a trajectory."""
+        raise Unsupported("an episode has one agent", hint="play with several in an Environment of your own")
+
+    async def _tools(self, acting: bytes = b"") -> list[dict[str, Any]]:
+        found = await self._tools_found(acting)
         self.listed = Listed(digest(found), frozenset(tool["name"] for tool in found))
         self.check_offered(self.listed)
         there = {tool["name"]: tool for tool in found}

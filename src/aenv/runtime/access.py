@@ -72,6 +72,10 @@ _POWERS = ("/exec", "/files", "/ports/", "/shell")
 """What nobody gets without a token from beyond this machine, whatever else is open there."""
 
 
+_OF_AGENTS = ("/mcp", "/tools", "/calls/", "/health")
+"""What one of several agents may ask."""
+
+
 class Guard(Hosts):
     """Lets a request into a sandbox, or raises what it is refused with."""
 
@@ -81,21 +85,39 @@ class Guard(Hosts):
 
     def access(self, request: Request) -> Access:
         """What the request's token opens."""
-        header = request.headers.get(b"authorization", b"")
-        token = header[7:].strip().decode("latin-1") if header[:7].lower() == b"bearer " else None
-        if token is None and request.path == "/mcp" and b"token=" in request.query:
-            token = parse_qs(request.query.decode("latin-1")).get("token", [None])[0]
-        return self._gate.access(token)
+        return self._gate.access(_token(request))
+
+    def _agent(self, request: Request, found: Access) -> str | None:
+        """Who asks: one of several agents, which an owner may act as, or an agent of no name, or the owner."""
+        if agent := self._gate.agent(_token(request)):
+            if not request.path.startswith(_OF_AGENTS):
+                raise Forbidden(f"one of several agents has no use of {request.path}")
+            return agent
+        acting = request.header(b"aenv-agent")
+        if found is Access.OWNER:
+            return acting
+        if acting is not None:
+            raise Forbidden("an agent cannot act as another", hint="use the token of that agent")
+        return ""
 
     def require(self, request: Request, needed: Access) -> None:
         found = self.access(request)
         if found >= needed:
+            request.agent = self._agent(request, found)
             if request.path.startswith(_POWERS) and self._gate.open and not self._loopback:
                 raise Forbidden(f"{request.path} is not open to everybody", hint="start it with a token")
             return
         if found is Access.NONE:
             raise Unauthorized(f"{request.path} needs a token", hint="send it as 'Authorization: Bearer ...'")
         raise Forbidden(f"an agent's token does not open {request.path}", hint="use the owner's token")
+
+
+def _token(request: Request) -> str | None:
+    header = request.headers.get(b"authorization", b"")
+    token = header[7:].strip().decode("latin-1") if header[:7].lower() == b"bearer " else None
+    if token is None and request.path == "/mcp" and b"token=" in request.query:
+        token = parse_qs(request.query.decode("latin-1")).get("token", [None])[0]
+    return token
 
 
 def _hostname(url: str) -> str:

@@ -27,7 +27,7 @@ EVENTS: Headers = [
 class Request:
     """One HTTP request, its body read and bounded."""
 
-    __slots__ = ("body", "headers", "method", "path", "query", "raw_headers")
+    __slots__ = ("agent", "body", "headers", "method", "path", "query", "raw_headers")
 
     def __init__(self, method: str, path: str, query: bytes, raw_headers: Headers, body: bytes) -> None:
         self.method = method
@@ -36,10 +36,12 @@ class Request:
         self.raw_headers = raw_headers
         self.headers = dict(raw_headers)
         self.body = body
+        self.agent: str | None = None
+        """Which of several agents asks. Empty is an agent of no name, and None the owner."""
 
     def identity(self) -> int:
         """Tells this request from others under the same call id."""
-        return hash((self.method, self.path, self.query, self.body))
+        return hash((self.method, self.path, self.query, self.body, self.agent))
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)

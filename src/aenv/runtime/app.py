@@ -140,6 +140,8 @@ class App:
             self._guard.check_host(request)
             needed, handler, rest = self._route(request)
             self._guard.require(request, needed)
+            if request.agent and request.agent not in self.service.loaded.players:
+                raise NotFound(f"there is no agent {request.agent!r}", hint=_which(self.service.loaded.players))
             if self.warm is not None:
                 self.warm.admit(request.path)
             self._same_life(request)
@@ -358,6 +360,7 @@ class App:
                 "forkable": project.forkable and self.service.children is None,
                 "saves": self.service.saves,
                 "tools": list(loaded.tools),
+                "agents": list(loaded.players),
                 "rewards": list(loaded.rewards),
                 "reward_schemas": [_offered(function) for function in loaded.rewards.values()],
                 "functions": list(loaded.functions),
@@ -399,10 +402,10 @@ class App:
         return self._called(self.service.loaded.endpoints[request.method, path], request)
 
     def list_tools(self, request: Request, rest: str) -> Reply:
-        return success(self.mcp.tools)
+        return success(self.mcp.tools(request.agent))
 
     def tool(self, request: Request, name: str) -> Reply:
-        return self._called(lookup(self.service.loaded.tools, name, "tool"), request)
+        return self._called(lookup(self.service.tools(request.agent), name, "tool"), request)
 
     def reset(self, request: Request, rest: str) -> Reply:
         body = json_object(request.body)
@@ -532,7 +535,7 @@ class App:
 
         async def answer() -> Response:
             try:
-                response = success(await self.service.call(function, arguments, timing))
+                response = success(await self.service.call(function, arguments, timing, request.agent))
             except AEnvError as exc:
                 response = failure(exc)
             response.headers = [*response.headers, timing.header()]
@@ -555,6 +558,10 @@ def _tools_of_the_server(service: Service) -> frozenset[str]:
     from aenv.runtime.wrapped.insider import ServerTool
 
     return frozenset(name for name, tool in service.loaded.tools.items() if isinstance(tool, ServerTool))
+
+
+def _which(agents: tuple[str, ...]) -> str:
+    return f"its agents are {', '.join(agents)}" if agents else "its tools are everybody's"
 
 
 class _WrongMethod(Invalid):

@@ -66,6 +66,7 @@ class Context:
         instance: Instance | None = None,
         *,
         name: str = "",
+        agent: str = "",
         notify: Notify = silent,
         progress_token: str | int | None = None,
         conversations: Conversations | None = None,
@@ -73,6 +74,7 @@ class Context:
     ) -> None:
         self._instance = instance or Instance()
         self._name = name
+        self._agent = agent
         self._notify = notify
         self._progress_token = progress_token
         self._conversations = conversations
@@ -82,6 +84,11 @@ class Context:
     @property
     def instance_id(self) -> str:
         return self._instance.instance_id
+
+    @property
+    def agent(self) -> str:
+        """Which of several agents calls; empty where there are none, and for the owner."""
+        return self._agent
 
     @property
     def env_name(self) -> str:

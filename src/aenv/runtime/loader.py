@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -39,6 +40,7 @@ RESERVED = (
     ),
 )
 """First path segments that a function's own endpoint may not take."""
+_AGENT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _IMPORTING = ("<frozen importlib", importlib.__file__, __file__)
 """Where the frames of an import are that are not the author's."""
 
@@ -59,6 +61,7 @@ class Loaded:
         self.teardowns: list[Function] = []
         self.health: Function | None = None
         self.reset: Function | None = None
+        self.turn: Function | None = None
         self.save: Function | None = None
         self.load: Function | None = None
         """Says where the environment is, and goes on from there. Both or none."""
@@ -74,6 +77,27 @@ class Loaded:
             self._add(mark)
         self._add_agents()
         self._check_pair()
+        self.players = self._players()
+        """The names of several agents on one instance, where there are any."""
+
+    def _players(self) -> tuple[str, ...]:
+        found: dict[str, None] = {}
+        for tool in self.tools.values():
+            given = tool.mark.options.get("agents", ())
+            if isinstance(given, str) or not all(isinstance(name, str) and _AGENT.fullmatch(name) for name in given):
+                raise StartFailed(
+                    f"{tool.mark.place}: agents of {tool.name}() are {given!r}",
+                    hint="list names of letters, digits, '-' and '_'",
+                )
+            found.update(dict.fromkeys(given))
+        if found and self.server is not None:
+            raise StartFailed("the tools of an MCP server of your own cannot be those of several agents")
+        if self.turn is not None and not found:
+            raise StartFailed(
+                f"{self.turn.mark.place}: {self.turn.name}() has @register_turn, and no tool has agents",
+                hint="say whose tools they are: @register_tool(agents=[...])",
+            )
+        return tuple(found)
 
     def _add(self, mark: Mark) -> None:
         if mark.kind == "agent":
@@ -98,6 +122,8 @@ class Loaded:
             self.teardowns.append(function)
         elif mark.kind == "health":
             self.health = _only(self.health, function)
+        elif mark.kind == "turn":
+            self.turn = _only(self.turn, function)
         elif mark.kind == "save":
             self.save = _only(self.save, function)
         elif mark.kind == "load":
@@ -170,7 +196,7 @@ def _twice(name: str, first: Mark, second: Mark) -> StartFailed:
     hint = f"rename one, or give one a name: @register_{kind}(name=...)"
     if first.place == second.place:
         hint = "the file is imported under two names; import it the same way everywhere"
-    elif kind in ("health", "reset", "save", "load"):
+    elif kind in ("health", "reset", "save", "load", "turn"):
         hint = "keep one"
     return StartFailed(f"{kind} {name!r} is registered twice: {first.place} and {second.place}", hint=hint)
 

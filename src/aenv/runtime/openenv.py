@@ -147,7 +147,7 @@ class OpenEnv:
         """All that can be called, as OpenEnv lists it."""
         found = [
             {"name": tool["name"], "description": tool.get("description", ""), "input_schema": tool["inputSchema"]}
-            for tool in self._app.mcp.tools
+            for tool in self._app.mcp.tools("")
         ]
         if self.finishes:
             about = "End the episode, and take its reward."

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
-Kind = Literal["tool", "reward", "function", "health", "setup", "teardown", "reset", "save", "load", "agent"]
+Kind = Literal["tool", "reward", "function", "health", "setup", "teardown", "reset", "save", "load", "turn", "agent"]
 F = TypeVar("F", bound=Callable[..., Any])
 A = TypeVar("A")
 
@@ -112,6 +112,8 @@ def register_tool(
     description: str | None = None,
     annotations: Mapping[str, Any] | None = None,
     input_schema: Mapping[str, Any] | None = None,
+    agents: Sequence[str] | None = None,
+    anytime: bool | None = None,
 ) -> Callable[[F], F]: ...
 def register_tool(
     function: F | None = None,
@@ -122,11 +124,14 @@ def register_tool(
     description: str | None = None,
     annotations: Mapping[str, Any] | None = None,
     input_schema: Mapping[str, Any] | None = None,
+    agents: Sequence[str] | None = None,
+    anytime: bool | None = None,
 ) -> F | Callable[[F], F]:
     """Offer a function to the model as an MCP tool. Its signature and docstring become the schema.
 
     ``annotations`` are MCP's hints (``readOnlyHint``, ...). ``input_schema`` replaces the published schema;
-    arguments are still validated against the signature.
+    arguments are still validated against the signature. ``agents`` are those of several that have the tool, and it is
+    only theirs; ``anytime`` lets them call it when it is not their turn.
     """
     return _mark(
         "tool",
@@ -136,6 +141,8 @@ def register_tool(
         description=description,
         annotations=annotations,
         input_schema=input_schema,
+        agents=agents,
+        anytime=anytime,
     )
 
 
@@ -206,6 +213,13 @@ def register_reset(function: F) -> F:
     """Put the environment back to its beginning, or that of a task, for ``Environment.reset``. It may take ``seed``,
     and whatever else a task says in its ``reset``."""
     _mark("reset", function, None)
+    return function
+
+
+def register_turn(function: F) -> F:
+    """Say whose turn it is of several agents: a name, several, or None. What the others call fails,
+    and says whose turn it is."""
+    _mark("turn", function, None)
     return function
 
 

@@ -18,6 +18,7 @@ from aenv.errors import (
     Invalid,
     NotFound,
     StartFailed,
+    ToolError,
     Unsupported,
     did_you_mean,
 )
@@ -64,6 +65,7 @@ class Service:
         """Hides the instance's secrets in every answer, where it has any."""
         self.children = _children(project)
         """What it depends on; None where that is nothing."""
+        self._turns = asyncio.Lock()
         self._checking: asyncio.Task[dict[str, Any]] | None = None
 
     def load(self, project: Project, loaded: Loaded) -> None:
@@ -81,15 +83,25 @@ class Service:
                 raise StartFailed(f"there are two tools {tool.name!r}", hint="choose another prefix in dependsOn")
             self.loaded.tools[tool.name] = tool
 
-    def context(self, name: str, notify: Notify = silent, progress_token: str | int | None = None) -> Context:
+    def context(
+        self, name: str, notify: Notify = silent, progress_token: str | int | None = None, agent: str | None = None
+    ) -> Context:
         return Context(
             self.instance,
             name=name,
+            agent=agent or "",
             notify=notify,
             progress_token=progress_token,
             conversations=self.loaded.conversations,
             children=self.children,
         )
+
+    def tools(self, agent: str | None) -> dict[str, Function]:
+        """The tools that an agent has, by name; the owner has all."""
+        found = self.loaded.tools
+        if agent is None or not self.loaded.players:
+            return found
+        return {name: tool for name, tool in found.items() if agent in tool.mark.options.get("agents", (agent,))}
 
     async def setup(self) -> None:
         for function in self.loaded.setups:
@@ -125,12 +137,14 @@ class Service:
                 note.error = _said(value)
             return result
 
-    async def call(self, function: Function, arguments: dict[str, Any], timing: Timing) -> msgspec.Raw:
+    async def call(
+        self, function: Function, arguments: dict[str, Any], timing: Timing, agent: str | None = None
+    ) -> msgspec.Raw:
         """The result of a reward or function, or of a tool over plain HTTP, as JSON."""
         kind = function.mark.kind
         with Noted(self.history, "tool" if kind == "agent" else kind, function.name, arguments, timing) as note:
             try:
-                value = await self._limited(function, arguments, self.context(function.name), timing)
+                value = await self._limited(function, arguments, self.context(function.name, agent=agent), timing)
             except Raised as exc:
                 log.warning("%s %s failed\n%s", kind, function.name, exc.details())
                 raise author_error(function, exc) from exc.cause
@@ -154,10 +168,10 @@ class Service:
 
     async def _limited(self, function: Function, arguments: dict[str, Any], context: Context, timing: Timing) -> Any:
         if self.call_limit is None:
-            return await function.call(arguments, context, timing)
+            return await self._in_turn(function, arguments, context, timing)
         try:
             async with asyncio.timeout(self.call_limit) as limit:
-                return await function.call(arguments, context, timing)
+                return await self._in_turn(function, arguments, context, timing)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -166,6 +180,21 @@ class Service:
                 f"{function.name}() took longer than {self.call_limit:g} s{waited}",
                 hint="deployConfig.timeouts.call sets this limit",
             ) from None
+
+    async def _in_turn(self, function: Function, arguments: dict[str, Any], context: Context, timing: Timing) -> Any:
+        """Call it, for one of several agents only in its turn: one after the other, so that no two have it at once."""
+        turn = self.loaded.turn
+        is_free = turn is None or not context.agent or function.mark.kind != "tool"
+        if is_free or function.mark.options.get("anytime"):
+            return await function.call(arguments, context, timing)
+        assert turn is not None
+        async with self._turns:
+            found = await run_hook(turn, self.context(turn.name), {})
+            whose = [found] if isinstance(found, str) else list(found or ())
+            if context.agent not in whose:
+                named = " and ".join(map(str, whose)) or "nobody"
+                raise Raised(ToolError(f"it is {named}'s turn"))
+            return await function.call(arguments, context, timing)
 
     async def reset(self, seed: int | None, arguments: dict[str, Any] | None = None) -> Any:
         """Forget conversations, and run the author's reset with the seed, if it takes one, and with whatever else it is

@@ -1,7 +1,8 @@
 """The two credentials of an instance.
 
 The owner token is a secret of the engine and the client; the sandbox holds only its digest. The agent token
-follows from that digest, so an agent that reads everything in its sandbox learns no more than it was given.
+follows from that digest, so an agent that reads everything in its sandbox learns no more than it was given. Of several
+agents each has a token of its own, which begins with its name.
 """
 
 from __future__ import annotations
@@ -32,9 +33,18 @@ def digest(owner_token: str) -> str:
     return hashlib.sha256(owner_token.encode()).hexdigest()
 
 
-def agent_token(owner_digest: str) -> str:
-    """The token that opens the tools of the instance whose owner token has this digest."""
+def agent_token(owner_digest: str, agent: str = "") -> str:
+    """The token that opens the tools of the instance whose owner token has this digest: those of one of its agents."""
+    if agent:
+        secret = hmac.new(owner_digest.encode(), f"aenv agent {agent}".encode(), hashlib.sha256).hexdigest()
+        return f"{agent}.{secret}"
     return hmac.new(owner_digest.encode(), b"aenv agent", hashlib.sha256).hexdigest()
+
+
+def agent_of(token: str, owner_digest: str) -> str:
+    """Whose it is of several agents; nobody's where it is none of theirs."""
+    agent, dot, _ = token.partition(".")
+    return agent if dot and hmac.compare_digest(token.encode(), agent_token(owner_digest, agent).encode()) else ""
 
 
 class Gate:
@@ -56,12 +66,17 @@ class Gate:
         """Whether everybody is let in."""
         return self._owner is None
 
+    def agent(self, token: str | None) -> str:
+        """Which of several agents it names. One may be named where everybody is let in, too."""
+        return agent_of(token, self._owner or "") if token and "." in token else ""
+
     def access(self, token: str | None) -> Access:
         if self._owner is None:
-            return Access.OWNER
+            return Access.AGENT if self.agent(token) else Access.OWNER
         if not token:
             return Access.NONE
         given = digest(token)
         if hmac.compare_digest(given, self._owner) or (self._engine and hmac.compare_digest(given, self._engine)):
             return Access.OWNER
-        return Access.AGENT if hmac.compare_digest(token.encode(), self._agent.encode()) else Access.NONE
+        is_agent = hmac.compare_digest(token.encode(), self._agent.encode()) or self.agent(token)
+        return Access.AGENT if is_agent else Access.NONE

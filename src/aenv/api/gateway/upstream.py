@@ -223,18 +223,21 @@ class Sandbox:
 
 
 class Pair:
-    """The two tokens that a sandbox itself knows: its owner's, and the agent's that is made of it."""
+    """The tokens that a sandbox itself knows: its owner's, and those of agents that are made of it."""
 
-    __slots__ = ("_agent", "_owner")
+    __slots__ = ("_agent", "_digest", "_owner")
 
     def __init__(self, owner: str) -> None:
         self._owner = owner.encode()
-        self._agent = tokens.agent_token(tokens.digest(owner)).encode()
+        self._digest = tokens.digest(owner)
+        self._agent = tokens.agent_token(self._digest).encode()
 
     def has(self, token: str) -> bool:
         """Whether it is one of them."""
         given = token.encode()
-        return hmac.compare_digest(given, self._owner) or hmac.compare_digest(given, self._agent)
+        if hmac.compare_digest(given, self._owner) or hmac.compare_digest(given, self._agent):
+            return True
+        return "." in token and bool(tokens.agent_of(token, self._digest))
 
 
 @cache

@@ -81,10 +81,7 @@ class Endpoint:
     def refresh(self) -> None:
         """Read the tools again, and tell every client that listens."""
         self._tools = {name: _Tool(function) for name, function in self._service.loaded.tools.items()}
-        listing = [tool.listing for tool in self._tools.values()]
-        self._listed = Raw(encode({"tools": listing}))
-        fields = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private", "_meta": self._stamp}
-        self._listed_modern = Raw(encode({"tools": listing, **fields}))
+        self._lists: dict[tuple[str | None, bool], Raw] = {}
         changed = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
         for session in self._sessions.values():
             for events in session.listeners:
@@ -92,10 +89,18 @@ class Endpoint:
         for events, id in self._listeners.items():
             events.send(encode({**changed, "params": {"_meta": {META + "subscriptionId": id}}}))
 
-    @property
-    def tools(self) -> list[dict[str, Any]]:
-        """The tools as ``tools/list`` shows them."""
-        return [tool.listing for tool in self._tools.values()]
+    def tools(self, agent: str | None = None) -> list[dict[str, Any]]:
+        """The tools as ``tools/list`` shows them to an agent, or to the owner."""
+        return [self._tools[name].listing for name in self._service.tools(agent)]
+
+    def _listed(self, agent: str | None, modern: bool) -> Raw:
+        """The same, on the wire."""
+        found = self._lists.get((agent, modern))
+        if found is None:
+            more = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private", "_meta": self._stamp}
+            found = Raw(encode({"tools": self.tools(agent), **(more if modern else {})}))
+            self._lists[agent, modern] = found
+        return found
 
     def close(self) -> None:
         """End every stream; calls in flight are the server's to wait for."""
@@ -195,9 +200,9 @@ class Endpoint:
         if message.method == "tools/call":
             if id in session.calls:
                 raise Refused(INVALID_REQUEST, f"request id {id!r} is in use by a call in flight")
-            return self._call(id, params, events, session, session.level)
+            return self._call(id, params, events, session, session.level, request.agent)
         if message.method == "tools/list":
-            result: Any = self._listed
+            result: Any = self._listed(request.agent, modern=False)
         elif message.method == "ping":
             result = {}
         elif message.method == "logging/setLevel":
@@ -241,9 +246,9 @@ class Endpoint:
             level = LEVELS.index(meta.log_level) if meta.log_level in LEVELS else None
             if (tool := self._tools.get(params.name or "")) and tool.headers:
                 check_mirrored(request, tool.headers, params.arguments)
-            return self._call(id, params, events, None, level)
+            return self._call(id, params, events, None, level, request.agent)
         if message.method == "tools/list":
-            result: Any = self._listed_modern
+            result: Any = self._listed(request.agent, modern=True)
         elif message.method == "server/discover":
             result = {
                 "supportedVersions": [MODERN],
@@ -279,18 +284,18 @@ class Endpoint:
         accepts_events: bool,
         session: Session | None,
         level: int | None,
+        agent: str | None,
     ) -> Reply:
         timing = Timing()
         if params.name is None:
             raise Refused(INVALID_PARAMS, "params.name is missing: which tool?")
-        tool = self._tools.get(params.name)
+        offered = self._service.tools(agent)
+        tool = self._tools[params.name] if params.name in offered else None
         given = b"{}" if params.arguments is UNSET else bytes(params.arguments)
         given = b"{}" if given == b"null" else given
         try:
             if tool is None:
-                raise Invalid(
-                    f"there is no tool {params.name!r}; {did_you_mean(params.name, self._service.loaded.tools)}"
-                )
+                raise Invalid(f"there is no tool {params.name!r}; {did_you_mean(params.name, offered)}")
             arguments = tool.function.decode(given)
         except Invalid as exc:
             return Response(200, self._result(id, tool_error(str(exc)), session))
@@ -298,7 +303,7 @@ class Endpoint:
         answer = Answer(0 if session is None else None)
         call = Call(id, answer, Events(answer, session) if accepts_events else None, level)
         token = params.meta.progress_token if params.meta else None
-        answer.task = asyncio.create_task(self._run(call, tool.function, arguments, token, session, timing))
+        answer.task = asyncio.create_task(self._run(call, tool.function, arguments, token, session, timing, agent))
         if session is not None:
             session.calls[id] = answer
         return answer
@@ -311,9 +316,10 @@ class Endpoint:
         token: str | int | None,
         session: Session | None,
         timing: Timing,
+        agent: str | None,
     ) -> None:
         try:
-            context = self._service.context(function.name, call.notify, token)
+            context = self._service.context(function.name, call.notify, token, agent)
             result = await self._service.call_tool(function, arguments, context, timing)
             call.finish(self._result(call.id, result, session), [*JSON, timing.header()])
         except asyncio.CancelledError as exc:
