@@ -46,6 +46,10 @@ FRAMEWORKS = {
         *("openenv.py", "published.py", "src/aenv/runtime/openenv.py", "src/aenv/runtime/websocket.py"),
         "examples/06-keypad",
     ),
+    "pettingzoo": (
+        *("pettingzoo", "gymnasium/spaces.py", "published.py", "tests/peers/projects/games"),
+        "src/aenv/client/agents.py",
+    ),
     "sb3": ("stable_baselines3.py", "gymnasium", "published.py", "examples/05-lights"),
     "verl": (
         *("verl.py", "slime.py", "examples/06-keypad"),

@@ -148,6 +148,13 @@ class SyncEnvironment:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.environment = Environment(*args, **kwargs)
 
+    @classmethod
+    def of(cls, environment: Environment) -> SyncEnvironment:
+        """The blocking face of an environment that is there."""
+        found = cls.__new__(cls)
+        found.environment = environment
+        return found
+
     initialize = _blocking(Environment.initialize)
     release = _blocking(Environment.release)
     destroy = release
@@ -180,12 +187,7 @@ class SyncEnvironment:
 
     @functools.wraps(Environment.fork)
     def fork(self, n: int = 1, *, same_random: bool = False) -> list[SyncEnvironment]:
-        siblings = []
-        for environment in wait(self.environment.fork(n, same_random=same_random)):
-            sibling = SyncEnvironment.__new__(SyncEnvironment)
-            sibling.environment = environment
-            siblings.append(sibling)
-        return siblings
+        return [SyncEnvironment.of(one) for one in wait(self.environment.fork(n, same_random=same_random))]
 
     @property
     def forked(self) -> Forked | None:

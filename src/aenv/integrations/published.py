@@ -20,7 +20,8 @@ from aenv.runtime.registry import (
 class Published(Protocol):
     """What plays the episodes of an instance."""
 
-    async def start(self, ctx: Any) -> None: ...
+    @property
+    def start(self) -> Callable[..., Any]: ...
     async def stop(self) -> None: ...
     @property
     def restart(self) -> Callable[..., Any]: ...
@@ -33,6 +34,9 @@ class Offer(NamedTuple):
     call: Callable[..., Any]
     schema: dict[str, Any]
     description: str | None = None
+    agents: tuple[str, ...] | None = None
+    anytime: bool | None = None
+    """Of several agents, who has it, and whether they need no turn for it."""
 
 
 def register(
@@ -43,7 +47,13 @@ def register(
     register_teardown(played.stop)
     register_reset(played.restart)
     for tool in tools:
-        register_tool(name=tool.name, description=tool.description, input_schema=tool.schema)(tool.call)
+        register_tool(
+            name=tool.name,
+            description=tool.description,
+            input_schema=tool.schema,
+            agents=tool.agents,
+            anytime=tool.anytime,
+        )(tool.call)
     register_reward(reward)
     for name, function in functions.items():
         register_function(name=name)(function)

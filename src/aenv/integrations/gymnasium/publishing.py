@@ -14,7 +14,6 @@ import gymnasium
 from aenv.errors import AEnvError, AuthorError, Conflict, Invalid
 from aenv.integrations.gymnasium import spaces
 from aenv.integrations.published import register, steps, with_context
-from aenv.models import NOT_JSON, to_json
 from aenv.runtime.context import Context
 from aenv.runtime.functions import Raised
 
@@ -133,7 +132,7 @@ class Game:
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> dict[str, Any]:
         observation, info = self._env.reset(seed=seed, options=options)
         self._total, self._steps, self._is_over = 0.0, 0, False
-        return {"observation": self._observed(observation), "info": _plain(info)}
+        return {"observation": self._observed(observation), "info": spaces.plain(info)}
 
     def step(self, action: Any) -> dict[str, Any]:
         if self._is_over:
@@ -148,7 +147,7 @@ class Game:
             "reward": float(reward) if math.isfinite(reward) else str(float(reward)),
             "terminated": bool(terminated),
             "truncated": bool(truncated),
-            "info": _plain(info),
+            "info": spaces.plain(info),
         }
 
     def episode_return(self) -> dict[str, Any]:
@@ -165,16 +164,3 @@ def _failure(exc: Exception) -> AEnvError:
     raised = Raised(exc)
     log.warning("a move failed\n%s", raised.details())
     return AuthorError(f"the environment raised {raised.summary}")
-
-
-def _plain(info: dict[str, Any]) -> dict[str, Any]:
-    """Of what an environment tells beside, all that JSON can carry."""
-    found = {}
-    for name, value in info.items():
-        given = value.tolist() if hasattr(value, "tolist") else value
-        try:
-            to_json(given)
-        except NOT_JSON:
-            continue
-        found[str(name)] = given
-    return found

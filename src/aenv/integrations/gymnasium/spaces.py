@@ -12,6 +12,7 @@ import numpy
 from gymnasium import spaces
 
 from aenv.errors import Invalid
+from aenv.models import NOT_JSON, to_json
 
 MOST_LISTED = 64
 """Numbers of an array that are written one by one. More of them are written as their bytes, and so are odd ones."""
@@ -203,6 +204,19 @@ def action(space: Space, given: Any) -> Any:
     except (TypeError, ValueError, KeyError, IndexError, OverflowError):
         pass
     raise Invalid(f"{str(given)[:200]} is no member of {space}")
+
+
+def plain(info: dict[str, Any]) -> dict[str, Any]:
+    """Of what an environment tells beside, all that JSON can carry."""
+    found = {}
+    for name, value in info.items():
+        given = value.tolist() if hasattr(value, "tolist") else value
+        try:
+            to_json(given)
+        except NOT_JSON:
+            continue
+        found[str(name)] = given
+    return found
 
 
 def _array_written(array: Any) -> Any:
