@@ -15,6 +15,13 @@ from tests.platform.support import DESK, PATIENCE, Platform, eventually
 
 WORDS = "ada keeps this to herself"
 """What is said of ada's private environment, and to be found in no answer to others."""
+CLERK = """from aenv import register_agent
+
+
+@register_agent
+def clerk(message: str) -> str:
+    return message
+"""
 MCP = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-11-25"}
 HELLO = {
     "jsonrpc": "2.0",
@@ -112,12 +119,13 @@ class World:
         return made
 
     def package(self, name: str, version: str) -> bytes:
-        """The desk under another name."""
+        """The desk under another name, with somebody to talk to."""
         root = self._folder / f"{name}-{version}"
         shutil.copytree(DESK, root, dirs_exist_ok=True)
         config = json.loads((DESK / "config.json").read_text())
         config |= {"name": name, "version": version, "description": WORDS if name == "study" else ""}
         (root / "config.json").write_text(json.dumps(config))
+        (root / "src" / "clerk.py").write_text(CLERK)
         return archive.pack(project.read(root))
 
     def create(self) -> dict[str, Any]:
@@ -382,6 +390,10 @@ SANDBOX_PROBES: dict[str, Probe] = {
     "POST /tools/...": lambda world: Ask("/tools/look", {}),
     "DELETE /calls/...": lambda world: Ask("/calls/of-nobody"),
     "POST /ports/...": lambda world: Ask("/ports/8000", done=426),
+    "POST /a2a": lambda world: Ask("/a2a", {}),
+    "POST /a2a/...": lambda world: Ask("/a2a/clerk", {}),
+    "GET /a2a/...": lambda world: Ask("/a2a/clerk/.well-known/agent-card.json"),
+    "GET /.well-known/agent-card.json": lambda world: Ask("/.well-known/agent-card.json"),
     "GET /openenv/ws": lambda world: Ask("/openenv/ws", done=426),
     "POST /openenv/reset": _reset("/openenv/reset"),
     "POST /openenv/step": lambda world: Ask("/openenv/step", {"action": {"type": "list_tools"}}),
