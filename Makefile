@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 NAME ?= 01-hello
 BASE ?= python:3.12-slim
+# Of two cores, two workers leave half: most tests wait for other processes.
+WORKERS ?= 3
 SOAK_SECONDS ?= 600
 SOAK_EPISODES ?= 5000
 SOAK_SEEDS ?= 3
@@ -53,7 +55,7 @@ mini-program: $(VENV)/dev.stamp  ## examples/09-mini-program: a page where an ag
 	@$(BIN)/python examples/09-mini-program/app.py $(if $(MODEL),--model $(MODEL))
 
 test: $(VENV)/dev.stamp  ## all tests that this machine can run
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup tests
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests
 
 lint: $(VENV)/dev.stamp  ## ruff, mypy, import-linter, and the generated references
 	@$(BIN)/ruff check .
