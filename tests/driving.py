@@ -13,17 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.browser import CHROMIUM
+from tests.browser import CHROMIUM, OPTIONS
 
-OPTIONS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
+DRIVEN = (
+    *(option for option in OPTIONS if option != "--dump-dom" and "virtual-time" not in option),
     "--disable-features=IsolateOrigins,site-per-process",  # frames of other origins can be looked into
     "--disable-site-isolation-trials",
     "--window-size=1280,800",
@@ -113,7 +106,7 @@ class Browser:
 def browser(folder: Path) -> Iterator[Browser]:
     """A browser with a profile in a folder, until the block ends."""
     (theirs, to), (come, answers) = os.pipe(), os.pipe()
-    line = [CHROMIUM or "", *OPTIONS, f"--user-data-dir={folder}"]
+    line = [CHROMIUM or "", *DRIVEN, f"--user-data-dir={folder}"]
     process = subprocess.Popen(
         ["bash", "-c", f'exec "$@" 3<&{theirs} 4>&{answers}', "-", *line],
         pass_fds=(theirs, answers),

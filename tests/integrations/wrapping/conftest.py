@@ -8,12 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from aenv.cli import main
 from aenv.rl import Trajectory, files
+from tests.cli.conftest import Outcome
 from tests.conformance.test_conformance import INSTALL, PREFIX
 from tests.platform.support import new_home
 from tests.support import ROOT
@@ -96,30 +97,18 @@ def _copy(package: str, modules: Path, to: Path) -> None:
         _copy(other, modules, to)
 
 
-class Command(NamedTuple):
-    """What ``aenv`` answered."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def data(self) -> Any:
-        return json.loads(self.out)
-
-
 @pytest.fixture
-def aenv(here: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Command]:
-    def run(*arguments: str) -> Command:
+def aenv(here: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    def run(*arguments: str) -> Outcome:
         capfd.readouterr()
         code = main(list(arguments))
-        return Command(code, *capfd.readouterr())
+        return Outcome(code, *capfd.readouterr())
 
     return run
 
 
 @pytest.fixture
-def played(aenv: Callable[..., Command], here: Path) -> Callable[..., list[Trajectory]]:
+def played(aenv: Callable[..., Outcome], here: Path) -> Callable[..., list[Trajectory]]:
     """Plays an agent's code on a project of ``here``, a task for each reward, and reads what was recorded."""
 
     def play(project: str, agent: str, *tasks: dict[str, Any], options: Sequence[str] = ()) -> list[Trajectory]:
