@@ -65,6 +65,7 @@ FIGURES: dict[str, Callable[[Effort], list[Line]]] = {
     "journal": lineage.journal,
     "lineage": lineage.lineage,
     "composed": composed.composed,
+    "agent_answer": composed.agent_answer,
     "model_gateway": model_gateway.model_gateway,
     "vector": vector.vector,
     "agents": agents.agents,

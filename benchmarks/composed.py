@@ -1,4 +1,4 @@
-"""What a composition costs: three environments that start as one, and a call from one to another."""
+"""What it costs that environments are made of others: compositions, and agents as environments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from benchmarks.measure import Effort, Line, interleave, line
 from benchmarks.processes import OURS, asked, environment, running
 from benchmarks.venvs import ROOT
 
-MOST_START = 2.0
+MOST_START, MOST_ANSWER = 2.0, 1.3
 CALLS = 50
 
 
@@ -34,3 +34,20 @@ def composed(effort: Effort) -> list[Line]:
         line("composition of three, start to first answer", "ms", three, "one", one, limit=MOST_START, scale=1e3),
         line("call through a composition, wall time", "ms", through, "a call", straight, scale=1e3),
     ]
+
+
+def agent_answer(effort: Effort) -> list[Line]:
+    """An answer of an agent that is an environment, beside one of the same agent in the process that asks it."""
+    command = [OURS, "-m", "benchmarks.workers.composer"]
+    folder = ROOT / "benchmarks" / "projects" / "agent"
+    env = environment(PYTHONPATH=f"{ROOT}:{ROOT / 'src'}:{folder / 'src'}")
+    chat = {"do": "call", "name": "agent", "tool": "chat", "argument": "message", "count": CALLS}
+    with running(command, cwd=folder, env=env, piped=True) as worker:
+        sides = (
+            lambda: float(asked(worker, chat)),
+            lambda: float(asked(worker, {"do": "think", "count": CALLS})),
+        )
+        for warm in sides:
+            warm()
+        apart, inside = interleave(effort.rounds(9), *sides)
+    return [line("agent as environment, an answer", "ms", apart, "in-process", inside, limit=MOST_ANSWER, scale=1e3)]
