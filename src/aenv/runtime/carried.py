@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 PATH = "/children"
 PROTOCOL = "aenv-children"
@@ -28,8 +28,9 @@ class Ask(Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
 
     id: int
     """Which answer is for it, on this connection."""
-    call: str
-    """The call's id: asked again under it over another connection, it is not run again."""
+    call: Annotated[str, Meta(pattern=r"\A[0-9a-f]{24}\Z")]
+    """The call's id: asked again under it over another connection, it is not run again. It goes into a header of a
+    request that has a token in it, so nothing else can be one."""
     alias: str
     kind: Literal["list_tools", "call_tool", "call_reward", "call_function", "reset"]
     name: str | None = None
