@@ -99,6 +99,7 @@ class Child(Environment):
 
     def __init__(self, sandbox: Sandbox, reasons: Reasons) -> None:
         super().__init__(sandbox.env, provision=_Known(sandbox, reasons))
+        self._most = MOST // 2
         self.is_left = False
 
     def _say_cancelled(self, sandbox: Sandbox, call_id: str) -> None:
@@ -245,12 +246,13 @@ class _Passage:
         self._calls = calls
         self._connection = connection
         self._asking: dict[int, tuple[str, asyncio.Task[None]]] = {}
+        self._sending = asyncio.Lock()
 
     def take(self, message: Ask | Cancel) -> None:
         if isinstance(message, Cancel):
             if (asking := self._asking.get(message.id)) and (call := self._calls.get(asking[0])):
                 call.cancel()
-        elif message.id in self._asking or len(self._calls) >= 2 * AT_ONCE:
+        elif message.id in self._asking or max(len(self._calls), len(self._asking)) >= 2 * AT_ONCE:
             raise NoMessage(f"it asks more than {AT_ONCE} things at once, or one twice")
         else:
             task = asyncio.create_task(self._ask(message))
@@ -271,8 +273,9 @@ class _Passage:
             call = self._calls[ask.call] = asyncio.create_task(self._answer(ask))
             call.add_done_callback(lambda _: self._calls.pop(ask.call))
         answer = msgspec.structs.replace(await asyncio.shield(call), id=ask.id)
-        with suppress(NetworkError):  # who asked has left
-            await self._connection.send(written(answer))
+        async with self._sending:  # one that does not read is sent one answer, and not a copy of each
+            with suppress(NetworkError):  # who asked has left
+                await self._connection.send(written(answer))
 
     async def _answer(self, ask: Ask) -> Answer:
         try:

@@ -57,6 +57,8 @@ class Handle:
     skip_for_healthy: bool
     spec: SandboxSpec
     _provision: Provision
+    _most = http.MOST_BODY
+    """Bytes of an answer."""
 
     def _blank(self) -> None:
         """No sandbox yet."""
@@ -287,6 +289,7 @@ class Handle:
             body=body,
             retries=self.max_retries if retries is None else retries,
             repeatable=method == "GET" or not sandbox.shared,  # another replica would not know the call
+            most=self._most,
             reconnecting=RESTART if sandbox.relayed else 0.0,
         )
 
