@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from aenv import Environment, Invalid, NotFound, SandboxLost, StartFailed
+from aenv import Environment, Invalid, NotFound, SandboxLost, StartFailed, http
 from aenv.client.local import Embedded
 from aenv.errors import CallTimeout, TooLarge, Unsupported
 from aenv.project.depends import DEEPEST, seed_of
@@ -38,6 +39,16 @@ async def main():
         await asyncio.sleep(600)
 
 asyncio.run(main())
+"""
+
+
+TALKER = """
+from aenv import Context, register_agent
+
+
+@register_agent
+async def talker(message: str, ctx: Context) -> str:
+    return (await ctx.env("low").call_tool("add", {"number": int(message)})).text
 """
 
 
@@ -256,3 +267,17 @@ async def test_compositions_that_cannot_be(copy: Path, provision: Embedded) -> N
     with pytest.raises(TooLarge, match=r"top@1.0.0 needs 68 instances with itself; 64 is the most"):
         await start()
     assert await alive(provision) == []
+
+
+async def test_an_agent_that_is_talked_to_by_a2a_reaches_what_it_depends_on(copy: Path, provision: Embedded) -> None:
+    needs(copy, "talker", low="low")
+    (copy / "talker" / "src").mkdir()
+    (copy / "talker" / "src" / "talker.py").write_text(TALKER)
+    part = {"messageId": "1", "role": "ROLE_USER", "parts": [{"text": "3"}]}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": part}}).encode()
+    os.chdir(copy / "talker")
+    async with Environment("talker", provision=provision) as env:
+        assert env.sandbox is not None
+        headers = f"Authorization: Bearer {env.sandbox.token}\r\nContent-Type: application/json\r\nA2A-Version: 1.0\r\n"
+        response = await http.request("POST", env.sandbox.url, "/a2a", headers=headers.encode(), body=body)
+        assert json.loads(response.body)["result"]["task"]["artifacts"][0]["parts"] == [{"text": "3"}]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -174,6 +174,13 @@ class _Told(Context):
     told: list[str]
     """They; shared with its copies."""
 
+    @classmethod
+    def of(cls, context: Context) -> Self:
+        """One that knows all that another one knows."""
+        made = cls()
+        vars(made).update(vars(context))
+        return made
+
     async def piece(self, text: str, number: int) -> None:
         self.told.append(text)
         await self.updater.add_artifact([new_text_part(text)], artifact_id="answer", append=number > 1)
@@ -193,7 +200,7 @@ class _Executor(AgentExecutor):
         await updater.start_work()
         service = self._app.service
         chat = service.loaded.agents[self._name]
-        told = _Told(service.instance, name=chat.name, conversations=service.loaded.conversations)
+        told = _Told.of(service.context(chat.name))
         told.updater, told.told = updater, []
         with self._app.counted():
             try:
