@@ -148,6 +148,7 @@ class Children:
         self._loop: asyncio.AbstractEventLoop | None = None
         """Of the first connection; none before."""
         self._has_tools = False
+        self._preparing = asyncio.Lock()
 
     def child(self, alias: str) -> Child:
         if alias in self.depends:
@@ -251,17 +252,20 @@ class Children:
 
     async def _prepared(self, offer: Callable[[list[Function]], None]) -> dict[str, Any] | None:
         """See to the tools that are to be offered; what is in the way, if anything is."""
-        if self._has_tools:
+        async with self._preparing:  # who carries may leave meanwhile, and another one come
+            if self._has_tools:
+                return None
+            try:
+                tools: list[Function] = []
+                for alias, dependency in self.depends.items():
+                    if dependency.prefix:
+                        child = self.child(alias)
+                        tools += [_Tool(child, dependency.prefix, listed) for listed in await child.list_tools()]
+                offer(tools)
+            except AEnvError as exc:
+                return exc.to_wire()
+            self._has_tools = True
             return None
-        try:
-            for alias, dependency in self.depends.items():
-                if dependency.prefix:
-                    child = self.child(alias)
-                    offer([_Tool(child, dependency.prefix, listed) for listed in await child.list_tools()])
-        except AEnvError as exc:
-            return exc.to_wire()
-        self._has_tools = True
-        return None
 
     def close(self) -> None:
         for link in self._links:
