@@ -6,7 +6,9 @@ import asyncio
 from typing import Any
 
 import msgspec
+import pytest
 
+from aenv.errors import SandboxError
 from aenv.project.depends import parse
 from aenv.runtime.carried import Answer, Ask, Messages, Ready, decode_asked, written
 from aenv.runtime.children import Children
@@ -76,3 +78,18 @@ async def test_who_carries_may_leave_while_the_tools_of_others_are_read() -> Non
     assert offered == ["one_add", "two_add"]
     children.close()
     await asyncio.gather(first.serving, second.serving)
+
+
+async def test_one_that_is_ending_waits_for_nobody() -> None:
+    children = Children({"one": parse("low")})
+    carrier = Carrier(children, [])
+    assert await carrier.next() == Ready()
+    calling = asyncio.create_task(children.child("one").list_tools())
+    await carrier.next()
+    children.close()
+    async with asyncio.timeout(5):
+        with pytest.raises(SandboxError, match="one cannot be reached any more: this environment is ending"):
+            await calling
+        with pytest.raises(SandboxError, match="this environment is ending"):  # as a teardown would
+            await children.child("one").list_tools()
+        await carrier.serving

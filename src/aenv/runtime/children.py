@@ -149,6 +149,7 @@ class Children:
         """Of the first connection; none before."""
         self._has_tools = False
         self._preparing = asyncio.Lock()
+        self._closed = False
 
     def child(self, alias: str) -> Child:
         if alias in self.depends:
@@ -216,6 +217,8 @@ class Children:
 
     async def _link(self, alias: str) -> _Link:
         while not (open_ := [link for link in self._links if not link.ended.is_set()]):
+            if self._closed:
+                raise SandboxError(f"{alias} cannot be reached any more: this environment is ending")
             self._came.clear()
             try:
                 async with asyncio.timeout(RETURN):
@@ -268,8 +271,11 @@ class Children:
             return None
 
     def close(self) -> None:
+        """Let go of all who carry. From now on nothing can be reached, and nobody waits for that."""
+        self._closed = True
         for link in self._links:
             link.ended.set()
+        self._came.set()
 
 
 class _Tool(Foreign):
