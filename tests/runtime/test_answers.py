@@ -155,6 +155,15 @@ async def test_only_a_call_in_flight_can_be_cancelled(start: Starts) -> None:
     assert known(answers, "done") == "kept"
 
 
+async def test_an_agent_ends_no_call_but_its_own(start: Starts) -> None:
+    answers, asked = Answers(), request()
+    asked.agent = "x"
+    for id in ("first", "second"):
+        answers.keep(id, asked, start(b"x").answer)
+    assert [answers.cancel("first", agent) for agent in ("o", "", "x")] == [False, False, True]
+    assert answers.cancel("second") is True  # as the owner does
+
+
 # Following.
 
 

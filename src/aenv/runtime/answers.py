@@ -247,7 +247,8 @@ class Answers(Kept):
     def __init__(self, most: int = 2048, most_bytes: int = 32 * 1024 * 1024) -> None:
         super().__init__(most, most_bytes)
         self._most_gone = 8 * most
-        self._requests: dict[str, int] = {}
+        self._requests: dict[str, tuple[int, str | None]] = {}
+        """Which request each answers, and which agent asked."""
         self._gone: OrderedDict[str, None] = OrderedDict()
 
     def find(self, call_id: str, request: Request) -> Answer | None:
@@ -255,18 +256,18 @@ class Answers(Kept):
         if call_id in self._gone:
             raise Conflict(f"call {call_id} was answered before, and its answer is no longer kept")
         answer = self.get(call_id)
-        if answer is not None and self._requests[call_id] != request.identity():
+        if answer is not None and self._requests[call_id][0] != request.identity():
             raise Conflict(f"call id {call_id} was used for another call", hint="use a new id for a new call")
         return answer
 
     def keep(self, call_id: str, request: Request, answer: Answer) -> None:
-        self._requests[call_id] = request.identity()
+        self._requests[call_id] = request.identity(), request.agent
         self.add(call_id, answer)
 
-    def cancel(self, call_id: str) -> bool:
-        """End a call by its id; False when there is none in flight."""
+    def cancel(self, call_id: str, agent: str | None = None) -> bool:
+        """End a call by its id, an agent one of its own; False when there is none in flight."""
         answer = self.get(call_id)
-        if answer is None or answer.done:
+        if answer is None or answer.done or agent not in (None, self._requests[call_id][1]):
             return False
         answer.cancel()
         return True

@@ -524,7 +524,7 @@ class App:
         return ports.carrier_wanted(request)
 
     def cancel(self, request: Request, call_id: str) -> Reply:
-        return success({"cancelled": self.answers.cancel(call_id)})
+        return success({"cancelled": self.answers.cancel(call_id, request.agent)})
 
     def _called(self, function: Function, request: Request) -> Answer:
         timing = Timing()
