@@ -317,6 +317,25 @@ def test_a_body_that_is_too_large():
         assert send(running.port, "POST", "/a2a", b"x" * 1001).status == 413
 
 
+async def test_tasks_that_are_over_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch):
+    from a2a.helpers import new_text_artifact
+    from a2a.server.context import ServerCallContext
+    from a2a.types import Task, TaskState, TaskStatus
+
+    from aenv.runtime import a2a
+
+    monkeypatch.setattr(a2a, "MOST_BYTES", 10_000)
+    tasks, context = a2a._Tasks(), ServerCallContext()
+    over = TaskStatus(state=TaskState.TASK_STATE_COMPLETED)
+    for number, size in enumerate((4_000, 4_000, 4_000, 20_000)):
+        artifact = new_text_artifact(name="answer", text="x" * size)
+        task = Task(id=str(number), context_id="c", status=over, artifacts=[artifact])
+        for _ in range(2):  # saved again, it counts once
+            await tasks.save(task, context)
+        found = [str(id) for id in range(number + 1) if await tasks.get(str(id), context)]
+        assert found == {0: ["0"], 1: ["0", "1"], 2: ["1", "2"], 3: ["3"]}[number]
+
+
 def test_an_environment_without_agents_has_no_card(tmp_path: Path):
     with sandbox(project(tmp_path, "@register_tool\ndef t() -> str:\n    return ''\n")) as running:
         for method, path in (("POST", "/a2a"), ("GET", "/.well-known/agent-card.json")):

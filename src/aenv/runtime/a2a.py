@@ -53,6 +53,8 @@ BASE = b"aenv-base"
 """The header in which a gateway says under which URL its client sees the sandbox."""
 MOST_TASKS = 1000
 """Tasks that are remembered once they are over."""
+MOST_BYTES = 32 * 1024 * 1024
+"""Bytes of them together; the last one is remembered all the same."""
 _OVER = frozenset(
     (
         *(TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_FAILED),
@@ -152,7 +154,9 @@ class _Tasks(InMemoryTaskStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self._over: OrderedDict[str, None] = OrderedDict()
+        self._over: OrderedDict[str, int] = OrderedDict()
+        """How large each is that is over, the oldest first."""
+        self._bytes = 0
 
     async def save(self, task: Any, context: Any) -> None:
         for artifact in task.artifacts:
@@ -162,9 +166,13 @@ class _Tasks(InMemoryTaskStore):
                 artifact.parts.append(whole)
         await super().save(task, context)
         if task.status.state in _OVER:
-            self._over[task.id] = None
-        while len(self._over) > MOST_TASKS:
-            await self.delete(self._over.popitem(last=False)[0], context)
+            size = task.ByteSize()
+            self._bytes += size - self._over.get(task.id, 0)
+            self._over[task.id] = size
+        while len(self._over) > MOST_TASKS or (self._bytes > MOST_BYTES and len(self._over) > 1):
+            oldest, size = self._over.popitem(last=False)
+            self._bytes -= size
+            await self.delete(oldest, context)
 
 
 class _Told(Context):
