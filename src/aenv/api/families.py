@@ -96,7 +96,9 @@ class Families:
                     reason = "it is gone" if child is None else child.reason or f"it is {child.status.lower()}"
                     children[alias] = self._child(child) if child is not None and is_there else Lost(reason)
                 place = self._lives.placed(record)
-                await Carrier(self._reached(record, place.url, record.boot), children).run()
+                carrier = Carrier(self._reached(record, place.url, record.boot), children)
+                await carrier.run()  # until the first connection cannot be had
+                await carrier.prepared
             except AEnvError as exc:
                 log.warning("calls of %s cannot be carried at the moment: %s", entry.id, exc)
             await asyncio.sleep(_AGAIN)
