@@ -41,7 +41,7 @@ async def test_a_tool_is_listed_and_called_as_it_is() -> None:
         return ToolResult(content=[], structured={"a": 1})
 
     service, loaded = offering(run)
-    assert Endpoint(service).tools == [LISTED]
+    assert Endpoint(service).tools() == [LISTED]
     tool = loaded.tools["theirs"]
     found = await service.call_tool(tool, tool.decode(b'{"context": "mine", "more": [1]}'), Context())
     assert (came, found["isError"]) == ([{"context": "mine", "more": [1]}], False)
