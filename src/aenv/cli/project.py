@@ -135,23 +135,27 @@ def run(
     is printed when the sandbox is ready.
 
     Beside the sandbox there is a control plane, as a platform has it, which makes further instances of the project as
-    it is then: for programs that find their platform with AENV_SYSTEM_URL.
+    it is then: for programs that find their platform with AENV_SYSTEM_URL. What the project depends on is
+    started, too.
 
     \b
     Example:
       aenv run --quiet
       aenv run --port 9000 --reload -- CartPole-v1
     """
+    from aenv.cli.company import Company
     from aenv.runtime import server
 
     found = project.read(work_dir)
     _warn(found)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    inspector, control = Inspector(), Control()
+    inspector, control, company = Inspector(), Control(), Company(found)
     telling: list[Thread] = []
 
     def tell(served: Served) -> None:
         url = control.url()
+        if not company.start(served):
+            return
         if output == "json":
             show_json({**_summary(found, served), "control": url}, stdout)
             stdout.flush()
@@ -178,10 +182,13 @@ def run(
                 on_ready=ready,
             )
         finally:
-            control.stop()
             for thread in telling:
                 thread.join()
+            company.stop()
+            control.stop()
             inspector.stop()
+    if company.problem is not None:
+        raise company.problem
 
 
 @click.command()

@@ -4,7 +4,7 @@ other, and ended together."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from aenv.client.local import resolve
 from aenv.engines.base import Engine
 from aenv.errors import AEnvError, NotFound, Unsupported
 from aenv.models import EnvRef, Sandbox, SandboxSpec
+from aenv.project import Project
 from aenv.project.depends import check_parts, deeper, seed_of
 
 
@@ -43,6 +44,16 @@ def compose(
     return _started(engine, part, parts, reasons)
 
 
+def accompany(
+    engine: Engine, found: Project, served: Sandbox, parts: MutableMapping[str, Sequence[str]], reasons: Reasons
+) -> AbstractAsyncContextManager[Sandbox]:
+    """The same with a project that is served already, by somebody else."""
+    spec = SandboxSpec(env=EnvRef(found.name, found.version), project=str(found.root))
+    part = _part(spec, [spec.env])
+    check_parts(part.size, found.name)
+    return _started(engine, part, parts, reasons, nullcontext(served))
+
+
 def _part(spec: SandboxSpec, path: Sequence[EnvRef]) -> Part:
     found = project.read(spec.project)
     parts = {}
@@ -66,13 +77,18 @@ def _part(spec: SandboxSpec, path: Sequence[EnvRef]) -> Part:
 
 @asynccontextmanager
 async def _started(
-    engine: Engine, part: Part, known: MutableMapping[str, Sequence[str]], reasons: Reasons
+    engine: Engine,
+    part: Part,
+    known: MutableMapping[str, Sequence[str]],
+    reasons: Reasons,
+    served: AbstractAsyncContextManager[Sandbox] | None = None,
 ) -> AsyncIterator[Sandbox]:
+    """``served`` is the one that needs the others, where it need not be started."""
     needed = [
         _named(alias, _started(engine, child, known, reasons), str(child.spec.env))
         for alias, child in part.parts.items()
     ]
-    async with together([engine.provision(part.spec), *needed]) as (sandbox, *others):
+    async with together([served or engine.provision(part.spec), *needed]) as (sandbox, *others):
         if not others:
             yield sandbox
             return

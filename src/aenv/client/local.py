@@ -15,7 +15,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -63,6 +63,18 @@ class Embedded:
         from aenv.client.composing import compose
 
         return compose(self._engine(), found, self._parts, self)
+
+    @asynccontextmanager
+    async def accompanied(self, found: Project, url: str, token: str | None = None) -> AsyncIterator[None]:
+        """Have what a project depends on for the length of a block, in which somebody else serves it at a URL."""
+        if not found.depends_on:
+            yield
+            return
+        from aenv.client.composing import accompany
+
+        served = Sandbox(url=url, token=token, id=f"{found.name} at {url}")
+        async with accompany(self._engine(), found, served, self._parts, self):
+            yield
 
     async def extend(self, id: str, ttl: float) -> None:
         await self._engine().update(id, ttl=ttl)

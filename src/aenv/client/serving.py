@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from aenv import config
+from aenv import config, project
 from aenv.cleanup import finish
+from aenv.client.local import embedded
 from aenv.errors import StartFailed
 
 STOP = 2.0
@@ -30,7 +31,8 @@ async def run_project(
     environment_variables: Mapping[str, str] | None = None,
     startup_timeout: float = 60.0,
 ) -> AsyncIterator[str]:
-    """Run a project in a process of its own; its URL, once it is ready. When it fails, what it logged is the error."""
+    """Run a project in a process of its own, with what it depends on; its URL, once it is ready. When it fails, what it
+    logged is the error."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "aenv.runtime", str(path), "--port", "0", "--until-eof", "--", *arguments),
         env=config.child_environment(environment_variables or {}),
@@ -42,7 +44,8 @@ async def run_project(
     log = _Log(process)
     try:
         url = await log.ready(startup_timeout)
-        yield url
+        async with embedded.accompanied(project.read(path, config_required=False), url):
+            yield url
     finally:
         await finish(_stop(process, log))
 

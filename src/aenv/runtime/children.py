@@ -270,6 +270,12 @@ class Children:
             self._has_tools = True
             return None
 
+    def renew(self) -> None:
+        """The project was loaded again: whoever carries calls comes anew, and has the tools offered that are."""
+        self._has_tools = False
+        for link in self._links:
+            link.ended.set()
+
     def close(self) -> None:
         """Let go of all who carry. From now on nothing can be reached, and nobody waits for that."""
         self._closed = True

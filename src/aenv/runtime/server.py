@@ -480,6 +480,8 @@ class Server:
                 self._service.loaded = old
                 log.error("reload failed, the last good version goes on serving\n%s", exc)
                 continue
+            if self._service.children is not None:
+                self._service.children.renew()
             self._app.mcp.refresh()
             log.warning("reloaded: %d tools", len(loaded.tools))
 
