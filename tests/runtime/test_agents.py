@@ -85,6 +85,18 @@ def test_pieces_come_as_progress(talk: Sandbox):
     assert events[-1]["result"]["structuredContent"]["answer"] == "to you (2)"
 
 
+def test_a_secret_is_hidden_that_comes_in_pieces(tmp_path: Path):
+    source = (
+        "from collections.abc import AsyncIterator\n@register_agent\nasync def a(message: str) -> AsyncIterator[str]:\n"
+        '    for piece in ("It is sk-very", "secret", ", s", "o ", "sk-v"):\n        yield piece\n'
+    )
+    call = {"name": "chat", "arguments": {"message": "x"}, "_meta": {**META, "progressToken": "t"}}
+    with sandbox(project(tmp_path, source), variables={"AENV_SECRETS": "KEY", "KEY": "sk-verysecret"}) as running:
+        *pieces, last = modern(running.port, "tools/call", call).events
+    assert [piece["params"]["message"] for piece in pieces] == ["It is ", "***", ", ", "so ", "sk-v"]
+    assert last["result"]["structuredContent"]["answer"] == "It is ***, so sk-v"
+
+
 def test_several_agents_are_told_apart(tmp_path: Path):
     source = '@register_agent\ndef ann(message: str) -> str:\n    return "Ann"\n' + (
         '@register_agent(name="bob")\nasync def robert(message: str, conversation: Conversation) -> str:\n'
@@ -208,6 +220,20 @@ async def test_conversations_are_bounded_in_size(monkeypatch: pytest.MonkeyPatch
         {"role": "user", "content": "12345"},
         {"role": "assistant", "content": "12345"},
     ]
+
+
+async def test_conversations_are_bounded_together(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conversations, "MOST_TOGETHER", 25)
+    kept = Conversations()
+    async with kept.turn("agent", "a") as conversation:
+        kept.keep(conversation, "12345", "12345")
+    async with kept.turn("agent", "b") as conversation:
+        with pytest.raises(TooLarge, match="over 25 bytes together"):
+            kept.keep(conversation, "123456", "123456")
+        kept.keep(conversation, "1234", "1234")
+    await kept.forget("agent", "a")
+    async with kept.turn("agent", "c") as conversation:
+        kept.keep(conversation, "12345", "12345")
 
 
 async def test_a_turn_that_nothing_came_of_leaves_no_conversation():

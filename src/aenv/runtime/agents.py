@@ -185,7 +185,15 @@ def _callable(mark: Mark) -> Callable[..., Any]:
 async def _joined(pieces: AsyncGenerator[Any, Any], context: Context) -> str:
     """The answer of a generator."""
     said: list[str] = []
-    size = 0
+    size = told = 0
+    printing = context.printing
+
+    async def tell(text: str) -> None:
+        nonlocal told
+        if text:
+            told += 1
+            await context.piece(text, told)
+
     async with aclosing(pieces):
         async for piece in pieces:
             if not isinstance(piece, str):
@@ -194,5 +202,8 @@ async def _joined(pieces: AsyncGenerator[Any, Any], context: Context) -> str:
             size += len(piece)
             if size > MOST_BYTES:
                 raise TooLarge(f"the answer is over {MOST_BYTES} bytes")
-            await context.piece(piece, len(said))
+            # A secret may come in two pieces, so what may become one waits for the next.
+            await tell(piece if printing is None else printing.pass_on(printable(piece).encode()).decode())
+    if printing is not None:
+        await tell(printing.end().decode())
     return "".join(said)

@@ -15,6 +15,7 @@ from aenv.errors import Unsupported
 if TYPE_CHECKING:
     from aenv.runtime.children import Child, Children
     from aenv.runtime.conversations import Conversation, Conversations
+    from aenv.runtime.hidden import Hidden, Printing
     from aenv.runtime.second import Second
 
 _LEVELS = (
@@ -71,6 +72,7 @@ class Context:
         progress_token: str | int | None = None,
         conversations: Conversations | None = None,
         children: Children | None = None,
+        hidden: Hidden | None = None,
     ) -> None:
         self._instance = instance or Instance()
         self._name = name
@@ -80,6 +82,7 @@ class Context:
         self._conversations = conversations
         self._conversation: Conversation | None = None
         self._children = children
+        self._hidden = hidden
 
     @property
     def instance_id(self) -> str:
@@ -142,6 +145,13 @@ class Context:
         made = copy(self)
         made._conversation = conversation
         return made
+
+    @property
+    def printing(self) -> Printing | None:
+        """What hides secrets in an answer that is told in pieces, where there are any."""
+        from aenv.runtime.hidden import Printing
+
+        return None if self._hidden is None else Printing(self._hidden)
 
     async def piece(self, text: str, number: int) -> None:
         """Tell the caller a piece of an agent's answer."""

@@ -20,7 +20,7 @@ from aenv.models import to_json
 
 MOST = 1000
 """Conversations of one sandbox."""
-MOST_BYTES = 4 * 1024 * 1024
+MOST_BYTES, MOST_TOGETHER = 4 * 1024 * 1024, 64 * 1024 * 1024
 """Bytes of one: its messages, and what its agent keeps."""
 MOST_NAME = 255
 IDLE = 3600.0
@@ -151,6 +151,10 @@ class Conversations:
         size = sum(len(one["content"].encode()) for one in pair)
         if said is not None:
             _check_size(said.size + size + len(state))
+            together = sum(other.size + len(other.state) for other in self._kept.values() if other is not said)
+            if together + said.size + size + len(state) > MOST_TOGETHER:
+                hint = "end some with chat_reset"
+                raise TooLarge(f"the conversations are over {MOST_TOGETHER} bytes together", hint=hint)
             said.messages.extend(pair)
             said.state, said.size = msgspec.Raw(state), said.size + size
 

@@ -94,6 +94,7 @@ class Service:
             progress_token=progress_token,
             conversations=self.loaded.conversations,
             children=self.children,
+            hidden=self.hidden,
         )
 
     def tools(self, agent: str | None) -> dict[str, Function]:
