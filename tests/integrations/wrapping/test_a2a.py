@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -67,6 +71,55 @@ async def test_an_agent_that_dies_is_no_observation(service):
         for said in ("die", "hello"):
             with pytest.raises(SandboxLost, match="the agent Parrot is gone"):
                 await agent.chat(said, ctx=Context())
+    finally:
+        await agent.stop()
+
+
+class Mumbler(BaseHTTPRequestHandler):
+    """An agent that answers whatever is asked of it with ``said``."""
+
+    said: Any = None
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        answer = json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": self.said})
+        streams = asked["method"] == "SendStreamingMessage"
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream" if streams else "application/json")
+        self.end_headers()
+        if self.said is not None:
+            self.wfile.write((f"data: {answer}\n\n" if streams else answer).encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def mumbler() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Mumbler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+PIECE = {"taskId": "t", "contextId": "c", "artifact": {"artifactId": "a", "parts": [{"text": "half of"}]}}
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("said", [None, {"something": "else"}, {"artifactUpdate": PIECE}])
+async def test_an_agent_that_breaks_off_has_answered_nothing(mumbler, monkeypatch, streaming, said):
+    monkeypatch.setattr(Mumbler, "said", said)
+    card = {
+        "name": "Mumbler",
+        "supportedInterfaces": [{"url": mumbler, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}],
+        "capabilities": {"streaming": streaming},
+    }
+    agent = a2a.Agent(card)
+    await agent.start()
+    try:
+        with pytest.raises(SandboxLost):
+            await agent.chat("hello", ctx=Context())
+        assert agent.history() == []
     finally:
         await agent.stop()
 

@@ -140,7 +140,7 @@ class Agent:
             turn = Turn(self._open(), conversation, ctx)
             try:
                 answer = await turn.played(message)
-            except A2AClientError as exc:
+            except (A2AClientError, ParseError, ValueError) as exc:  # the last two: what it says is no A2A
                 raise SandboxLost(f"the agent {self._card.name} is gone: {exc}") from exc
             except A2AError as exc:
                 return ToolResult(content=[_text(str(exc))], is_error=True)
@@ -206,6 +206,8 @@ class Turn:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST)
             self._take(await self._client.get_task(GetTaskRequest(id=self.going_on)))
+        if self._state == TaskState.TASK_STATE_UNSPECIFIED:
+            raise SandboxLost("the agent broke off, and has not said how its task ended")
         waits = self._state == TaskState.TASK_STATE_INPUT_REQUIRED
         if self._state == TaskState.TASK_STATE_AUTH_REQUIRED:
             raise SandboxLost("the agent wants an authorisation that it has not got", hint="see bearer= of serve")
