@@ -10,7 +10,9 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import psutil
@@ -167,6 +169,63 @@ async def test_a_remote_server_that_dies_in_a_call_is_no_observation(remote):
             await call
         with pytest.raises(SandboxLost):
             await server.call("hanging")
+
+
+class Proxied(BaseHTTPRequestHandler):
+    """A server of one tool, before which a proxy has begun to answer calls by itself."""
+
+    kind, said = "", ""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        offers = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
+        answers = {
+            "initialize": {"result": {**offers, "serverInfo": {"name": "proxied", "version": "1"}}},
+            "tools/list": {"result": {"tools": [LISTED]}},
+        }
+        kind, body = "application/json", ""
+        if asked["method"] == "tools/call":
+            kind, body = self.kind, self.said.replace("ID", str(asked["id"]))
+        elif "id" in asked:
+            other = {"error": {"code": -32601, "message": "unknown"}}
+            body = json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answers.get(asked["method"], other)})
+        self.send_response(200 if body else 202)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def do_GET(self) -> None:
+        self.send_error(405)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+LISTED = {"name": "look", "inputSchema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("text/html", "<h1>Log in</h1>"),
+        ("application/json", '{"error": "upstream"}'),
+        ("application/json", '{"jsonrpc": "2.0", "id": ID, "result": {"content": "no list"}}'),
+    ],
+)
+async def test_an_answer_that_is_no_mcp_is_no_observation(monkeypatch, kind, said):
+    monkeypatch.setattr(Proxied, "kind", kind)
+    monkeypatch.setattr(Proxied, "said", said)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxied) as proxied:
+        Thread(target=proxied.serve_forever, daemon=True).start()
+        try:
+            async with running(f"http://127.0.0.1:{proxied.server_port}/mcp", {"tools": [LISTED]}) as server:
+                for _ in range(2):
+                    with pytest.raises(SandboxLost):
+                        await server.call("look")
+                assert (await server.health())["status"] == "unhealthy"
+        finally:
+            proxied.shutdown()
 
 
 async def test_a_hub_reads_a_project_whose_server_it_cannot_reach(remote, aenv, here):

@@ -19,7 +19,8 @@ import httpx2
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import CONNECTION_CLOSED, CallToolResult
+from mcp_types import CONNECTION_CLOSED, PARSE_ERROR, CallToolResult
+from pydantic import ValidationError
 
 from aenv import config
 from aenv.errors import AEnvError, Invalid, NetworkError, SandboxLost
@@ -45,6 +46,8 @@ MOST_ANSWER = 16 * 1024 * 1024
 _PYTHON = ("python", "python3")
 """The interpreter of the project, which has what the project requires."""
 _MOST_TOOLS = 1_000
+_MEDIA_TYPES = ("application/json", "text/event-stream")
+"""What a server over HTTP answers in."""
 _SHOWN = 2_000
 """Characters of what a command complains of."""
 
@@ -206,9 +209,11 @@ class Session:
             if not self._holding.done() or not asking.cancelled():
                 return asking.result()
         except MCPError as exc:
-            if exc.code != CONNECTION_CLOSED and self.lost is None:
+            if exc.code not in (CONNECTION_CLOSED, PARSE_ERROR) and self.lost is None:
                 raise
-            self.lost = self.lost or f"{_named(self._source)} is gone: {exc.message}"
+            self.lost = self.lost or f"{_named(self._source)} is gone: {exc.message}"[:_SHOWN]
+        except ValidationError as exc:
+            self.lost = self.lost or f"{_named(self._source)} answered what is no MCP: {exc}"[:_SHOWN]
         except httpx2.HTTPError as exc:
             self.lost = self.lost or f"{_named(self._source)} is gone: {exc!r}"
         raise SandboxLost(self.lost or f"{_named(self._source)} is gone")
@@ -243,9 +248,13 @@ class Session:
 
     async def _refused(self, response: httpx2.Response) -> None:
         """Remember an answer that is none of MCP's. 400 is what a server may say of the call itself."""
-        is_call = response.request.method == "POST" and self._client.done()
-        if is_call and response.status_code > 400:
+        if response.request.method != "POST" or not self._client.done():
+            return
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if response.status_code > 400:
             self.lost = f"{_named(self._source)} answered with status {response.status_code}"
+        elif response.status_code == 200 and kind not in _MEDIA_TYPES:  # of a proxy before it, such as a page to log in
+            self.lost = f"{_named(self._source)} answered with {kind or 'nothing'}, which is no MCP"
 
     def _compare(self, found: dict[str, dict[str, Any]]) -> None:
         gone = sorted(self._wanted.keys() - found.keys())
