@@ -72,6 +72,14 @@ async def test_what_the_service_answers_is_the_tools(asking, what, said):
     assert answer.text.startswith(said)
 
 
+@pytest.mark.parametrize("value", [f"{KEY}\n", f"{KEY}é"])
+async def test_a_secret_that_fits_no_header_is_not_shown(asking, monkeypatch, value):
+    monkeypatch.setenv(SECRET, value)
+    with pytest.raises(SandboxLost, match=SECRET) as raised:
+        await asking.call("listItems")
+    assert KEY not in str(raised.value)
+
+
 async def test_an_answer_is_bounded(asking):
     with pytest.raises(Invalid, match="larger than 4 MiB"):
         await asking.call("does", {"what": "large"})

@@ -83,9 +83,20 @@ def secret(name: str) -> str:
     )
 
 
+def line(name: str) -> str:
+    """The value of a secret that goes into a header. What does not fit there is not tried: errors would show it."""
+    value = secret(name)
+    if value.isascii() and value.isprintable():
+        return value
+    raise SandboxLost(
+        f"the secret {name} is not one line of ASCII, which a header takes",
+        hint="set it anew, without the line break at its end",
+    )
+
+
 def bearer(name: str | None) -> dict[str, str]:
     """The header for a secret that is a token, where there is one."""
-    return {"Authorization": f"Bearer {secret(name)}"} if name else {}
+    return {"Authorization": f"Bearer {line(name)}"} if name else {}
 
 
 def option(name: str, value: Any) -> str:

@@ -128,7 +128,8 @@ class Service:
         used = []
         for credential in ways[0] if ways else ():
             name = self._credentials[credential.scheme]
-            _add(credential, wrapping.secret(name), asked)
+            value = wrapping.line if credential.kind in ("header", "bearer") else wrapping.secret
+            _add(credential, value(name), asked)
             used.append(name)
         return used
 
