@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -157,3 +158,10 @@ def test_a_reference_is_written_out_as_far_as_it_goes() -> None:
         inner = inner["properties"][name]
         assert inner["type"] == "OBJECT"
     assert inner["properties"]["next"] == {"type": "OBJECT", "properties": {}, "nullable": True}
+
+
+def test_a_schema_that_leads_back_to_itself_many_times_has_a_bound() -> None:
+    """Written out as far as it goes, it would be eight million."""
+    found = gemini_schema({"properties": {f"p{place}": {"$ref": "#"} for place in range(14)}})
+    assert len(json.dumps(found)) < 1_000_000
+    assert set(found["properties"]["p13"]) == {"type", "properties"}

@@ -88,14 +88,34 @@ _BY_KEYWORD = {"properties": "object", "required": "object", "items": "array", "
 _BY_VALUE = ((bool, "boolean"), (int, "integer"), (float, "number"), (list, "array"), (dict, "object"))
 _DEEPEST = 6
 """How many references inside each other are written out: more is one that leads back to itself."""
+_MOST = 1000
+"""How many are written out of one schema: those that lead back several ways each would be millions."""
+
+
+class _Whole:
+    """A schema, in which references are looked up."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = schema
+        self._left = _MOST
+
+    def named(self, reference: Any, depth: int) -> Any:
+        """What a reference names, a place in the schema; any object where there are too many."""
+        self._left -= 1
+        if depth > _DEEPEST or self._left < 0:
+            return {"type": "object"}
+        found: Any = self._schema
+        for part in str(reference).removeprefix("#").split("/")[1:]:
+            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        return found
 
 
 def gemini_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON Schema in Gemini's words. What may be anything is a text, which it may be, too."""
-    return _gemini(schema, schema, 0)
+    return _gemini(schema, _Whole(schema), 0)
 
 
-def _gemini(schema: Any, root: Mapping[str, Any], depth: int) -> dict[str, Any]:
+def _gemini(schema: Any, root: _Whole, depth: int) -> dict[str, Any]:
     known, depth = _flat(schema, root, depth)
     choice = next((key for key in ("anyOf", "oneOf") if known.get(key)), None)
     if choice is not None:
@@ -114,7 +134,7 @@ def _gemini(schema: Any, root: Mapping[str, Any], depth: int) -> dict[str, Any]:
     return found | {"anyOf": [_gemini(_both(known, way), root, down) for way, down in some]}
 
 
-def _typed(known: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> dict[str, Any]:
+def _typed(known: Mapping[str, Any], root: _Whole, depth: int) -> dict[str, Any]:
     """One that is of one type."""
     values = known["enum"] if "enum" in known else [known["const"]] if "const" in known else []
     kind = known.get("type") or next((kind for key, kind in _BY_KEYWORD.items() if key in known), "")
@@ -143,7 +163,7 @@ def _typed(known: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> dic
     return found
 
 
-def _flat(schema: Any, root: Mapping[str, Any], depth: int) -> tuple[dict[str, Any], int]:
+def _flat(schema: Any, root: _Whole, depth: int) -> tuple[dict[str, Any], int]:
     """A schema without references and ``allOf``, and how many references it took."""
     if not isinstance(schema, Mapping):  # true and false are schemas, too
         return {}, depth
@@ -151,7 +171,7 @@ def _flat(schema: Any, root: Mapping[str, Any], depth: int) -> tuple[dict[str, A
     parts = list(schema.get("allOf", ()))
     if "$ref" in schema:
         depth += 1
-        parts.append(_named(schema["$ref"], root) if depth <= _DEEPEST else {"type": "object"})
+        parts.append(root.named(schema["$ref"], depth))
     for part in parts:
         inner, depth = _flat(part, root, depth)
         known = _both(inner, known)
@@ -165,12 +185,4 @@ def _both(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]
         found["properties"] = {**first["properties"], **second["properties"]}
     if "required" in first and "required" in second:
         found["required"] = list(dict.fromkeys([*first["required"], *second["required"]]))
-    return found
-
-
-def _named(reference: Any, root: Mapping[str, Any]) -> Any:
-    """What a reference names: a place in the same schema."""
-    found: Any = root
-    for part in str(reference).removeprefix("#").split("/")[1:]:
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
     return found
