@@ -14,7 +14,7 @@ import click
 
 from aenv import project
 from aenv.cli import Commands
-from aenv.cli.output import label, output_option, say, show_json
+from aenv.cli.output import harmless, label, output_option, say, show_json
 from aenv.config import replace_file
 from aenv.errors import AEnvError, Invalid, NotFound
 from aenv.project import Project
@@ -187,7 +187,8 @@ def _add(wanted: Wanted, source: Any, **options: Any) -> None:
         )
         return
     shown = [*list(found.tools)[:8], *(["..."] if len(found.tools) > 8 else [])]
-    say(f"made {name} {wanted.version} in {root}, with {len(found.tools)} of its tools: {', '.join(shown)}")
+    listed = harmless(", ".join(shown))
+    say(f"made {name} {wanted.version} in {root}, with {len(found.tools)} of its tools: {listed}")
     for one in found.secrets:
         say(f"  it needs the secret {one}: aenv secret set {one}")
     say(f"\nnext:\n  cd {shlex.quote(str(root))}\n  aenv run        serve it on http://localhost:8081")
@@ -218,10 +219,8 @@ def _update(
     if wanted.output == "json":
         show_json({"name": there.name, "version": there.version, "directory": str(root.absolute()), **changes})
     else:
-        say(
-            "; ".join(f"{what}: {', '.join(names)}" for what, names in changes.items() if names)
-            or "nothing has changed"
-        )
+        told = "; ".join(f"{what}: {', '.join(names)}" for what, names in changes.items() if names)
+        say(harmless(told) or "nothing has changed")
         if any(changes.values()):
             say(f"raise the version in {root / 'config.json'} before you publish it")
     for one in lacking:

@@ -240,6 +240,31 @@ async def test_a_hub_reads_a_project_whose_server_it_cannot_reach(remote, aenv, 
     assert [reward.name for reward in contents.rewards] == ["answers"]
 
 
+LOUD = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    offers = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
+    offers["serverInfo"] = {"name": "loud", "version": "1"}
+    tools = {"tools": [{"name": "look\\x1b[2J", "inputSchema": {"type": "object"}}]}
+    answer = {"initialize": {"result": offers}, "tools/list": {"result": tools}}.get(asked["method"])
+    if "id" in asked:
+        answer = answer or {"error": {"code": -32601, "message": "unknown"}}
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}), flush=True)
+"""
+
+
+def test_names_of_others_tell_a_terminal_nothing(aenv, here):
+    (here / "loud.py").write_text(LOUD)
+    line = ["add", "mcp", "--", "python", str(here / "loud.py")]
+    made = aenv(*line)
+    assert (made.code, "look\\x1b[2J" in made.err, "\x1b[2J" in made.err) == (0, True, False), made.err
+    stored = here / "loud" / "src" / "server.json"
+    stored.write_text(json.dumps({"tools": []}))
+    changed = aenv("add", "mcp", "--update", "--", "python", str(here / "loud.py"))
+    assert (changed.code, "added: look\\x1b[2J" in changed.err, "\x1b[2J" in changed.err) == (0, True, False)
+
+
 # The whole way
 
 AGENT = """
