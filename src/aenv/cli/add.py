@@ -189,6 +189,8 @@ def _add(wanted: Wanted, source: Any, **options: Any) -> None:
     shown = [*list(found.tools)[:8], *(["..."] if len(found.tools) > 8 else [])]
     listed = harmless(", ".join(shown))
     say(f"made {name} {wanted.version} in {root}, with {len(found.tools)} of its tools: {listed}")
+    if found.allow:
+        say(f"  its sandboxes may reach {', '.join(found.allow)}, and no other host")
     for one in found.secrets:
         say(f"  it needs the secret {one}: aenv secret set {one}")
     say(f"\nnext:\n  cd {shlex.quote(str(root))}\n  aenv run        serve it on http://localhost:8081")

@@ -168,7 +168,9 @@ def test_an_episode_is_recorded_and_one_whose_service_dies_has_no_score(service,
 
 
 def test_the_project_keeps_what_it_saw(aenv, shop, here):
-    assert aenv("add", "openapi", f"{shop.url}/openapi.json", "--read-only", "--include", "*Item*").code == 0
+    made = aenv("add", "openapi", f"{shop.url}/openapi.json", "--read-only", "--include", "*Item*")
+    assert made.code == 0
+    assert f"its sandboxes may reach {shop.host}, and no other host" in made.err
     folder = here / "the-shop"
     module = (folder / "src" / "custom_env.py").read_text()
     assert 'include=["*Item*"]' in module
