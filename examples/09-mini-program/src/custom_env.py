@@ -175,7 +175,12 @@ class Links(HTMLParser):
 
 
 def names() -> list[str]:
-    return sorted(str(file.relative_to(here["app"])) for file in here["app"].rglob("*") if file.is_file())
+    return sorted(str(file.relative_to(here["app"])) for file in here["app"].rglob("*") if is_of_app(file))
+
+
+def is_of_app(file: Path) -> bool:
+    """Whether it can be read and leads nowhere else: a command may have made anything."""
+    return file.is_file() and here["app"] in file.resolve().parents and os.access(file, os.R_OK)
 
 
 def inside(path: str) -> Path:

@@ -44,6 +44,13 @@ def test_nothing_outside_is_touched(path, tmp_path):
             tool(path)
 
 
+def test_what_a_command_made_of_the_files_ends_neither_the_view_nor_the_score():
+    custom_env.write_file("a.js", "1")
+    custom_env.run("ln -s a.js b.js; ln -s /etc/passwd c.js; ln -s gone d.js; ln -s /etc/passwd index.html")
+    assert custom_env.files() == {"a.js": "1", "b.js": "1"}
+    assert custom_env.complete() == {"score": 0.0, "missing": ["index.html"]}
+
+
 def test_bounds():
     with pytest.raises(ToolError, match="larger"):
         custom_env.write_file("a", "x" * 300_000)
