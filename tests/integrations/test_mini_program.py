@@ -104,6 +104,19 @@ def test_from_a_message_to_an_app_that_is_used(tmp_path: Path) -> None:
     assert calls == ["write_file", "write_file", "write_file", "read_file", "write_file"]
 
 
+@needs_browser
+def test_a_conversation_ends_with_its_page(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, browser(tmp_path / "profile") as page:
+        page.open(served.url)
+        page.until(f"{STATE} === 'ready'")
+        first = page.value("session")
+        page.open(served.url)
+        page.until(f"{STATE} === 'ready' && session !== {json.dumps(first)}")
+        asker = Asker(served.url)
+        asker.session = first
+        assert asker.waited("over")["reward"] == 0.0
+
+
 class Asker:
     """What the page asks, without the page."""
 
