@@ -34,6 +34,11 @@ def played(env: Any) -> list[Any]:
 
 def main() -> dict[str, Any]:
     found: dict[str, Any] = {}
+    other = Environment("mini-terminal")
+    try:
+        AenvAEC(other)
+    except AEnvError as exc:
+        found["other"] = [exc.code, other.instance_id]
     env = AenvAEC(game("tictactoe"))
     api_test(env, num_cycles=20)
     found["same"] = played(env) == played(tictactoe_v3.env())

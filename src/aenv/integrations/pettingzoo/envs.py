@@ -20,7 +20,11 @@ class AenvAEC(AECEnv):  # type: ignore[misc, unused-ignore]
         """``env`` is what is played in; its instance starts here."""
         super().__init__()
         self.instance = SyncEnvironment.of(Environment(env) if isinstance(env, str) else env)
-        told = self.instance.call_function("pettingzoo_spaces")
+        try:
+            told = self.instance.call_function("pettingzoo_spaces")
+        except BaseException:
+            self.close()
+            raise
         self.metadata = {
             "name": self.instance.environment.env_name,
             "render_modes": [],
