@@ -102,6 +102,11 @@ def mumbler() -> Iterator[str]:
         server.shutdown()
 
 
+def card(url: str, streaming: bool) -> dict[str, Any]:
+    interface = {"url": url, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}
+    return {"name": "Mumbler", "supportedInterfaces": [interface], "capabilities": {"streaming": streaming}}
+
+
 PIECE = {"taskId": "t", "contextId": "c", "artifact": {"artifactId": "a", "parts": [{"text": "half of"}]}}
 
 
@@ -109,17 +114,25 @@ PIECE = {"taskId": "t", "contextId": "c", "artifact": {"artifactId": "a", "parts
 @pytest.mark.parametrize("said", [None, {"something": "else"}, {"artifactUpdate": PIECE}])
 async def test_an_agent_that_breaks_off_has_answered_nothing(mumbler, monkeypatch, streaming, said):
     monkeypatch.setattr(Mumbler, "said", said)
-    card = {
-        "name": "Mumbler",
-        "supportedInterfaces": [{"url": mumbler, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}],
-        "capabilities": {"streaming": streaming},
-    }
-    agent = a2a.Agent(card)
+    agent = a2a.Agent(card(mumbler, streaming))
     await agent.start()
     try:
         with pytest.raises(SandboxLost):
             await agent.chat("hello", ctx=Context())
         assert agent.history() == []
+    finally:
+        await agent.stop()
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_an_answer_is_bounded(mumbler, monkeypatch, streaming):
+    monkeypatch.setattr(a2a, "MOST_ANSWER", 1024**2)
+    monkeypatch.setattr(Mumbler, "said", {"message": {"messageId": "m", "parts": [{"text": "x" * 2 * 1024**2}]}})
+    agent = a2a.Agent(card(mumbler, streaming))
+    await agent.start()
+    try:
+        with pytest.raises(SandboxLost, match="larger than 1 MiB"):
+            await agent.chat("hello", ctx=Context())
     finally:
         await agent.stop()
 

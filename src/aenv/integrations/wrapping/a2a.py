@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ from aenv.runtime.context import Context
 from aenv.runtime.registry import register_reset, register_setup, register_teardown, register_tool
 
 BINDINGS = ("JSONRPC", "HTTP+JSON")
+MOST_ANSWER = 16 * 1024 * 1024
+"""Bytes of one answer, or of one stream of them."""
 _FAREWELL = 5.0
 """Seconds that an agent has to take a cancellation."""
 _SHORTEST, _LONGEST = 0.02, 1.0
@@ -65,6 +67,35 @@ def serve(stored: Path, *, bearer: str | None = None) -> Agent:
     register_teardown(agent.stop)
     register_reset(agent.restart)
     return agent
+
+
+def _bounded(patience: httpx.Timeout, bearer: str | None = None) -> httpx.AsyncClient:
+    """A client whose answers end somewhere, also when they were small on their way."""
+
+    async def bound(response: httpx.Response) -> None:
+        if "content-encoding" in response.headers:
+            raise httpx.DecodingError("the answer is compressed, which was not asked for")
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        response.stream = _Bounded(response.stream)
+
+    headers = {"Accept-Encoding": "identity", **wrapping.bearer(bearer)}
+    return httpx.AsyncClient(timeout=patience, headers=headers, event_hooks={"response": [bound]})
+
+
+class _Bounded(httpx.AsyncByteStream):
+    def __init__(self, pieces: httpx.AsyncByteStream) -> None:
+        self._pieces = pieces
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = MOST_ANSWER
+        async for piece in self._pieces:
+            left -= len(piece)
+            if left < 0:
+                raise httpx.ReadError(f"the answer is larger than {MOST_ANSWER // 1024**2} MiB")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._pieces.aclose()
 
 
 class Conversation:
@@ -92,7 +123,7 @@ class Agent:
 
     async def start(self) -> None:
         """Make ready to talk. Nobody is asked yet: an instance may be without a network."""
-        self._http = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=wrapping.CONNECT))
+        self._http = _bounded(httpx.Timeout(None, connect=wrapping.CONNECT))
 
     async def stop(self) -> None:
         """Take leave: what was given up is cancelled."""
@@ -267,7 +298,7 @@ def look(source: str, *, bearer: str | None = None) -> Found:
 async def _look(source: str, given: dict[str, Any] | None, bearer: str | None) -> Found:
     base = source.rstrip("/").removesuffix(_WELL_KNOWN)
     try:
-        async with httpx.AsyncClient(timeout=wrapping.CONNECT, headers=wrapping.bearer(bearer)) as http:
+        async with _bounded(httpx.Timeout(wrapping.CONNECT), bearer) as http:
             if given is not None:
                 card = parse_agent_card(given)
             else:
