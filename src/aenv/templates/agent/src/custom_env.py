@@ -52,9 +52,12 @@ def by_model(messages: list[dict[str, str]], variables: Mapping[str, str]) -> st
     url = f"{variables['MODEL_URL'].rstrip('/')}/chat/completions"
     try:
         with urlopen(Request(url, json.dumps(body).encode(), headers), timeout=120) as response:
-            return str(json.load(response)["choices"][0]["message"]["content"])
-    except (OSError, ValueError, LookupError) as exc:
+            answer = json.load(response)["choices"][0]["message"]["content"]
+    except (OSError, ValueError, LookupError, TypeError) as exc:
         raise ModelError(f"{url} did not answer: {exc}") from exc
+    if not isinstance(answer, str):
+        raise ModelError(f"{url} answered without a text")
+    return answer
 
 
 @register_reward

@@ -13,7 +13,8 @@ class Model(BaseHTTPRequestHandler):
 
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        answer = {"choices": [{"message": {"role": "assistant", "content": f"{len(asked['messages'])} messages"}}]}
+        said = f"{len(asked['messages'])} messages" if asked["model"] == "default" else None
+        answer = {"choices": [{"message": {"role": "assistant", "content": said}}]}
         self.send_response(200)
         self.end_headers()
         self.wfile.write(json.dumps(answer).encode())
@@ -46,6 +47,11 @@ def test_an_order_that_is_not_there():
 def test_a_model_sees_the_conversation(model):
     messages = [{"role": "user", "content": "hello"}]
     assert custom_env.by_model(messages, {"MODEL_URL": model}) == "2 messages"
+
+
+def test_a_model_that_says_nothing_is_no_answer(model):
+    with pytest.raises(ModelError, match="without a text"):
+        custom_env.by_model([], {"MODEL_URL": model, "MODEL_NAME": "mute"})
 
 
 def test_a_model_that_is_not_there_is_no_answer():
