@@ -101,9 +101,10 @@ class Toolbox:
 
     def wait_for(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """Do it in the block's event loop, from a thread. The end of the block cuts it short."""
-        if self._loop is None:
+        loop = self._loop  # once: the block may end meanwhile, and its end is no error of Python's for a model to read
+        if loop is None:
             raise Conflict("the tools are used after the block that they belong to")
-        return asyncio.run_coroutine_threadsafe(self._cuttable(work), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(self._cuttable(work), loop).result()
 
     async def _cuttable(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         if self._loop is None:  # it ended meanwhile
