@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from aenv import Environment
 from aenv.rl import Trajectory, read
 from tests.browser import needs_browser
 from tests.driving import Browser, browser
@@ -186,6 +188,18 @@ async def test_an_instance_that_is_lost_ends_its_conversation(tmp_path: Path) ->
     assert over["reward"] is None
     assert played.failure
     assert played.failure.kind == "sandbox_lost"
+
+
+async def test_commands_reach_no_port_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of ``aenv run``, which the page starts, and whose tools ask nobody who calls them."""
+    monkeypatch.setenv("AENV_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(EXAMPLE)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        async with Environment("mini-program") as env:
+            command = f": < /dev/tcp/127.0.0.1/{listening.getsockname()[1]}"
+            found = await env.call_tool("run", {"command": command})
+    assert found.structured
+    assert found.structured["exit_code"] != 0
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
