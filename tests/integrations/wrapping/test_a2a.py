@@ -65,6 +65,17 @@ async def test_a_call_that_is_given_up_cancels_its_task_there(service, kind):
         await agent.stop()
 
 
+async def test_a_call_that_is_given_up_at_the_end_is_cancelled(service):
+    agent = await talking(service("agent", "whole").url)
+    call = asyncio.create_task(agent.chat("wait", session="long", ctx=Context()))
+    while "long" not in agent._conversations or not agent._conversations["long"].context:
+        await asyncio.sleep(0.01)
+    call.cancel()
+    await agent.stop()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
 async def test_an_agent_that_dies_is_no_observation(service):
     agent = await talking(service("agent", "streaming").url)
     try:

@@ -177,7 +177,7 @@ class Agent:
                 return ToolResult(content=[_text(str(exc))], is_error=True)
             finally:
                 if turn.going_on:
-                    self._cancel(turn.going_on)
+                    self._cancel(turn)
             conversation.said += [{"role": "user", "text": message}, {"role": "agent", "text": answer.text}]
             return answer
 
@@ -194,15 +194,15 @@ class Agent:
             self._client = ClientFactory(config).create(self._card)
         return self._client
 
-    def _cancel(self, task: str) -> None:
+    def _cancel(self, turn: Turn) -> None:
         """Tell the agent that nobody waits any more."""
 
-        async def farewell(client: Client) -> None:
+        async def farewell() -> None:
             with suppress(A2AError, TimeoutError):
                 async with asyncio.timeout(_FAREWELL):
-                    await client.cancel_task(CancelTaskRequest(id=task))
+                    await turn.client.cancel_task(CancelTaskRequest(id=turn.going_on))
 
-        saying = asyncio.create_task(farewell(self._open()))
+        saying = asyncio.create_task(farewell())
         self._farewells.add(saying)
         saying.add_done_callback(self._farewells.discard)
 
@@ -213,7 +213,7 @@ class Turn:
     def __init__(self, client: Client, conversation: Conversation, context: Context) -> None:
         self.going_on = ""
         """The task that the agent is at work on."""
-        self._client = client
+        self.client = client
         self._conversation = conversation
         self._context = context
         self._state = TaskState.TASK_STATE_UNSPECIFIED
@@ -230,13 +230,13 @@ class Turn:
             context_id=self._conversation.context,
             task_id=self._conversation.task,
         )
-        async for event in self._client.send_message(SendMessageRequest(message=said)):
+        async for event in self.client.send_message(SendMessageRequest(message=said)):
             self._hear(event)
         pause = _SHORTEST
         while self.going_on:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST)
-            self._take(await self._client.get_task(GetTaskRequest(id=self.going_on)))
+            self._take(await self.client.get_task(GetTaskRequest(id=self.going_on)))
         if self._state == TaskState.TASK_STATE_UNSPECIFIED:
             raise SandboxLost("the agent broke off, and has not said how its task ended")
         waits = self._state == TaskState.TASK_STATE_INPUT_REQUIRED
