@@ -147,6 +147,8 @@ def _add(wanted: Wanted, source: Any, **options: Any) -> None:
     if not name:
         raise Invalid("the service does not say what it is called", hint="name the project with --name")
     text = json.dumps(found.stored, indent=1, ensure_ascii=False) + "\n"
+    if not _is_text(text):
+        raise Invalid("the service tells of itself in halves of characters", hint="mend them where it says so")
     root = wanted.work_dir / name
     for what, why in found.left_out.items():
         label("warning", f"{what} is left out: {why}")
@@ -194,6 +196,15 @@ def _add(wanted: Wanted, source: Any, **options: Any) -> None:
     for one in found.secrets:
         say(f"  it needs the secret {one}: aenv secret set {one}")
     say(f"\nnext:\n  cd {shlex.quote(str(root))}\n  aenv run        serve it on http://localhost:8081")
+
+
+def _is_text(text: str) -> bool:
+    """Whether UTF-8 can carry it: JSON may escape half of a character, which no sandbox could tell its clients."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _update(

@@ -167,6 +167,15 @@ def test_an_episode_is_recorded_and_one_whose_service_dies_has_no_score(service,
     assert (here / "the-shop" / "seen").read_text() == "once"
 
 
+def test_half_a_character_is_refused(aenv, shop, here):
+    document = json.dumps({**DOCUMENT, "info": {"title": "Half \ud83d", "version": "1"}})
+    (here / "half.json").write_text(document)
+    answer = aenv("add", "openapi", "half.json", "--server", shop.url)
+    assert answer.code == 1
+    assert "halves of characters" in answer.err
+    assert not (here / "half").exists()
+
+
 def test_the_project_keeps_what_it_saw(aenv, shop, here):
     made = aenv("add", "openapi", f"{shop.url}/openapi.json", "--read-only", "--include", "*Item*")
     assert made.code == 0
