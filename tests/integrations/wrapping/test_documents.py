@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from aenv.errors import Invalid
 from aenv.integrations.wrapping import documents, requests
@@ -227,3 +228,22 @@ def test_any_wrong_value_is_an_error_of_ours_or_none(data, value):
             json.dumps(operation.listed)
     except Invalid:
         pass
+
+
+def test_what_operations_share_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document of a hundred kilobytes took a minute, at every start of its sandboxes."""
+    looked: list[Any] = []
+    monkeypatch.setattr(Draft202012Validator, "check_schema", looked.append)
+    body = {"requestBody": {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/big"}}}}}
+    big = {"type": "object", "properties": {"name": {"type": "string"}}}
+    found = document(components={"schemas": {"big": big}})
+    found["paths"] = {f"/{place}": {"post": body} for place in range(20)}
+    assert len(read(found, BASE, Filter()).operations) == 20
+    assert len(looked) == 2
+
+
+def test_a_mistake_in_a_definition_is_named_with_its_place() -> None:
+    body = {"requestBody": {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/odd"}}}}}
+    odd = {"type": "object", "properties": {"name": {"type": "no such type"}}}
+    with pytest.raises(Invalid, match=r"paths\./a\.post, at \$defs\.odd\.properties\.name\.type"):
+        read(document(body, method="post", components={"schemas": {"odd": odd}}), BASE, Filter())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -158,6 +159,7 @@ class _Reader:
         self._references = References(document)
         self._old = str(document["openapi"]).startswith("3.0")
         self._names: dict[str, str] = {}
+        self._checked: set[str] = set()
 
     def read(self, wanted: Filter) -> Read:
         found: list[Operation] = []
@@ -215,10 +217,9 @@ class _Reader:
             schema["required"] = required
         if schemas.definitions:
             schema["$defs"] = schemas.definitions
-        try:
-            Draft202012Validator.check_schema(schema)
-        except SchemaError as exc:
-            raise wrong(f"{place}, at {'.'.join(map(str, exc.absolute_path)) or 'its schema'}", exc.message) from None
+        self._check({key: value for key, value in schema.items() if key != "$defs"}, place)
+        for name_of, definition in schemas.definitions.items():
+            self._check(definition, place, "$defs", name_of)
         said = [str(node[key]).strip() for key in ("summary", "description") if node.get(key)]
         listed = {
             "name": name,
@@ -232,6 +233,17 @@ class _Reader:
         }
         security = self._security(node.get("security", self._document.get("security", [])), place)
         return Operation(name, method, path, self._server_of(item, node, place), listed, parameters, body, security)
+
+    def _check(self, schema: Any, place: str, *at: str) -> None:
+        """Refuse what is no JSON Schema. Operations share their definitions, and each is looked at once."""
+        if (written := json.dumps(schema)) in self._checked:
+            return
+        try:
+            Draft202012Validator.check_schema(schema)
+        except SchemaError as exc:
+            where = ".".join(map(str, (*at, *exc.absolute_path))) or "its schema"
+            raise wrong(f"{place}, at {where}", exc.message) from None
+        self._checked.add(written)
 
     def _server_of(self, item: dict[str, Any], node: dict[str, Any], place: str) -> str:
         own = _server(node.get("servers") or item.get("servers"), self._base + "/", f"{place}.servers")
