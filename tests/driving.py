@@ -9,7 +9,7 @@ import select
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,10 @@ DRIVEN = (
     "--remote-debugging-pipe",
 )
 PATIENCE = 60
+
+
+class BrowserError(Exception):
+    """It cannot do what it is asked for, such as with a frame that is being loaded."""
 
 
 class Browser:
@@ -53,7 +57,8 @@ class Browser:
             message, _, self._left = self._left.partition(b"\0")
             told = json.loads(message)
             if told.get("id") == self._asked:
-                assert "error" not in told, told
+                if "error" in told:
+                    raise BrowserError(f"{method}: {told['error']}")
                 found: dict[str, Any] = told["result"]
                 return found
 
@@ -76,8 +81,9 @@ class Browser:
         script = f"(() => {{ try {{ return {expression} }} catch {{ return null }} }})()"
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
-            if found := self.value(script, frame=frame):
-                return found
+            with suppress(BrowserError):
+                if found := self.value(script, frame=frame):
+                    return found
             select.select([], [], [], 0.05)
         raise AssertionError(f"never true: {expression}; the page says {self.value('document.body.innerText')}")
 
