@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -104,7 +104,7 @@ class Model:
 
 
 @asynccontextmanager
-async def model(*answers: Answer, kind: type[Model] = Model) -> AsyncIterator[Model]:
+async def model(*answers: Answer, kind: Callable[[Sequence[Answer]], Model] = Model) -> AsyncIterator[Model]:
     """A server that gives these answers, until the block ends."""
     made = kind(answers)
     tasks: set[asyncio.Task[None]] = set()

@@ -113,17 +113,12 @@ class Shaky(Model):
 
 
 @pytest.mark.parametrize("failure", [(500, {}), (429, {}), (503, b"busy"), (408, {}), CUT, HALF], ids=str)
-async def test_what_may_go_well_later_is_asked_again(
-    plain_bench: Bench, failure: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shaky = Shaky(2, failure)
-    monkeypatch.setattr("tests.rl.standin.Model", lambda answers: shaky)
-    async with model() as server:
+async def test_what_may_go_well_later_is_asked_again(plain_bench: Bench, failure: Any) -> None:
+    async with model(kind=lambda _: Shaky(2, failure)) as server:
         trajectory = await rollout(plain_bench.env(), agent_of(server, retries=2))
         assert len(server.asked) == 4
         is_scored(trajectory, 1.0)
-    shaky = Shaky(2, failure)
-    async with model() as server:
+    async with model(kind=lambda _: Shaky(2, failure)) as server:
         trajectory = await rollout(plain_bench.env(), agent_of(server, retries=1))
         assert len(server.asked) == 2
         has_no_number(trajectory, {"model_failed"}, {"model"})
