@@ -97,8 +97,12 @@ hand_over = asyncio.run_coroutine_threadsafe
 def slowly(work, loop):
     asyncio.run_coroutine_threadsafe = hand_over
     future = hand_over(work, loop)
-    time.sleep(60)
+    wait()
     return future
+
+def wait():
+    for _ in range(600):  # one sleep would not end where another thread is told of the signal right before it
+        time.sleep(0.1)
 
 @asynccontextmanager
 async def provision(spec):
@@ -115,7 +119,7 @@ class Late(SyncEnvironment):
     def initialize(self):
         super().initialize()
         print("ready", flush=True)
-        time.sleep(60)
+        wait()
 
 if sys.argv[1] == "handed over":
     asyncio.run_coroutine_threadsafe = slowly

@@ -53,14 +53,22 @@ async def made(asked):
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
         query = {"t": name, "platform": platform, "forcerm": True, "labels": {"aenv.test": "images"}}
-        async for line in asked.lines("POST", "/build", query=query, content=buffer.getvalue()):
-            assert not failure(line), line
+        reason = await built(asked, query, buffer.getvalue())
+        if reason and "unable to find image" in reason:  # a layer of it went meanwhile, with another test's image
+            reason = await built(asked, query, buffer.getvalue())
+        assert not reason
         names.append(name)
         return await look(asked, name)
 
     yield make
     for name in names:
         await gone(asked, name)
+
+
+async def built(asked, query, content):
+    """Why an image could not be built, if it could not."""
+    said = [line async for line in asked.lines("POST", "/build", query=query, content=content)]
+    return next(filter(None, map(failure, said)), None)
 
 
 async def gone(asked, name):
