@@ -57,12 +57,12 @@ class Embedded:
         return "embedded"  # in another process, what runs environments there
 
     def __call__(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
-        found = resolve(spec)
-        if not project.read(found.project).depends_on:
-            return self._engine().provision(found)
+        resolved, found = _resolved(spec)
+        if not found.depends_on:
+            return self._engine().provision(resolved)
         from aenv.client.composing import compose
 
-        return compose(self._engine(), found, self._parts, self)
+        return compose(self._engine(), resolved, self._parts, self)
 
     @asynccontextmanager
     async def accompanied(self, found: Project, url: str, token: str | None = None) -> AsyncIterator[None]:
@@ -128,8 +128,12 @@ def _digest(root: Path) -> str:
 
 def resolve(spec: SandboxSpec, near: Path | None = None) -> SandboxSpec:
     """The spec with the project that bears its name on this machine; ``near`` is one that depends on it."""
+    return _resolved(spec, near)[0]
+
+
+def _resolved(spec: SandboxSpec, near: Path | None = None) -> tuple[SandboxSpec, Project]:
     found, is_edited = find(spec.env, near)
-    return complete(_with_data(spec, found), found, stamp=stamp(found.root) if is_edited else "")
+    return complete(_with_data(spec, found), found, stamp=stamp(found.root) if is_edited else ""), found
 
 
 def find(ref: EnvRef, near: Path | None = None) -> tuple[Project, bool]:
