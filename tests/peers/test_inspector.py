@@ -52,7 +52,7 @@ def test_tools_are_listed(guarded: Sandbox, tmp_path: Path) -> None:
     ended = inspect(guarded, tmp_path, "tools/list", "--strict", *HEADER)
     assert ended.returncode == 0, ended.stderr
     listed = {tool["name"]: tool for tool in json.loads(ended.stdout)["tools"]}
-    assert len(listed) == 28
+    assert len(listed) == 30
     assert listed["search"] == {
         "name": "search",
         "description": "Search with a model as argument.",
