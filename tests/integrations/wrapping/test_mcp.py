@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -46,7 +46,13 @@ async def running(source: mcp.Source, stored: dict[str, Any], cwd: Path = ROOT) 
 
 
 def children() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children(recursive=True) if "notes" in " ".join(one.cmdline())]
+    """The servers, among whatever other tests have begun in this process, which may end at any moment."""
+    found = []
+    for one in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if "notes" in " ".join(one.cmdline()):
+                found.append(one)
+    return found
 
 
 @pytest.fixture(scope="module")
