@@ -72,12 +72,12 @@ async def test_starts_that_fail_say_why(served: Platform) -> None:
         "missing": "No module named 'nothing_like_this'",
         "leaving": "not in the mood",
         "dying": "exit code 9",
-        "hanging": "not ready within 16 s; the last it printed:\nthis import does not end",
+        "hanging": "not ready within 8 s; the last it printed:\nthis import does not end",
         "tired": "the health check answered {'status': 'tired'}",
     }
 
     async def start(mood: str, reason: str) -> None:
-        patience = 16 if mood in ("hanging", "tired") else PATIENCE
+        patience = 8 if mood in ("hanging", "tired") else PATIENCE
         env = Environment(
             "moods", environment_variables={"MOOD": mood}, labels={"mood": mood}, startup_timeout=patience
         )
