@@ -80,6 +80,19 @@ async def test_a_secret_that_fits_no_header_is_not_shown(asking, monkeypatch, va
     assert KEY not in str(raised.value)
 
 
+async def test_a_secret_in_a_url_is_in_no_log(shop, monkeypatch, caplog):
+    monkeypatch.setenv(SECRET, KEY)  # as a URL has it, nobody would know it for the secret
+    in_query = {"key": {"type": "apiKey", "in": "query", "name": "key"}}
+    found = {**DOCUMENT, "components": {**DOCUMENT["components"], "securitySchemes": in_query}}
+    made = openapi.Service(read(found, shop.url, Filter()).operations, {"key": SECRET}, 30.0)
+    caplog.set_level("INFO")
+    await made.start()
+    with pytest.raises(SandboxLost):  # the service wants it in a header
+        await made.call("listItems")
+    await made.stop()
+    assert "/items?" not in caplog.text
+
+
 async def test_an_answer_is_bounded(asking):
     with pytest.raises(Invalid, match="larger than 4 MiB"):
         await asking.call("does", {"what": "large"})

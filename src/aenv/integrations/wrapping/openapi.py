@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -77,6 +78,7 @@ class Service:
 
     async def start(self) -> None:
         """Make ready to ask. Nobody is asked yet: an instance may be without a network."""
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs URLs, and a credential may be in one
         limits = httpx.Timeout(self._timeout, connect=wrapping.CONNECT)
         self._client = httpx.AsyncClient(timeout=limits, follow_redirects=False)
 
