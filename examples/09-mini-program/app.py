@@ -164,7 +164,10 @@ class Desk:
     async def look(self, request: Request) -> Response:
         """Answers when there is something new, or when nothing was for a while."""
         session, state = self._of(request), request.query_params.get("state")
-        begin = int(request.query_params.get("from", 0))
+        given = request.query_params.get("from", "0")
+        if not given.isdecimal():
+            raise Refused(400, "from is the number of a message")
+        begin = int(given)
         until = time.monotonic() + PATIENCE
         while True:
             found = session.shown(begin)

@@ -34,7 +34,7 @@ for (const button of document.querySelectorAll("button")) {
   button.onclick = () => { shown.value = Number(shown.value) + Number(button.value); };
 }
 """
-TODO = """const list = document.querySelector("ul");
+TASKS = """const list = document.querySelector("ul");
 document.querySelector("form").onsubmit = (event) => {
   event.preventDefault();
   const item = document.createElement("li");
@@ -51,7 +51,7 @@ APPS = {
     ),
     "to-do": (
         '<form><input name="what" required placeholder="What is to be done?"> <button>add</button></form>\n<ul></ul>',
-        TODO,
+        TASKS,
     ),
 }
 COLOURS = ("crimson", "orange", "green", "teal", "blue", "purple", "black")

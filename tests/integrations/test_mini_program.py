@@ -98,7 +98,7 @@ def test_from_a_message_to_an_app_that_is_used(tmp_path: Path) -> None:
         page.until(f"{LAST} === 'It is green now.'")
         page.until(f"{colour} === 'rgb(0, 128, 0)'", frame=1)
         page.click("#show-code")
-        assert "--accent: green" in page.until("document.querySelectorAll('#code pre')[2].textContent")
+        page.until("document.querySelectorAll('#code pre')[2].textContent.includes('--accent: green')")
 
         page.click("#end")
         page.until(f"{STATE} === 'over'")
@@ -117,9 +117,10 @@ def test_a_conversation_ends_with_its_page(tmp_path: Path) -> None:
         first = page.value("session")
         page.open(served.url)
         page.until(f"{STATE} === 'ready' && session !== {json.dumps(first)}")
-        asker = Asker(served.url)
-        asker.session = first
-        assert asker.waited("over")["reward"] == 0.0
+        until = time.monotonic() + PATIENCE
+        while not (ended := list(read(served.out))):
+            assert time.monotonic() < until
+    assert [played.reward for played in ended] == [0.0]
 
 
 class Asker:
@@ -213,6 +214,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         assert asker.ask("/sessions", b"{")[0] == 400
         assert asker.ask("/sessions/none")[0] == 404
         asker.begin()
+        assert asker.ask(f"/sessions/{asker.session}?from=x")[0] == 400
         assert asker.ask(f"/sessions/{asker.session}/messages", {"message": 1})[0] == 400
         assert asker.say("x" * 8001)[0] == 400
         others = [asker.ask("/sessions", {})[0] for _ in range(8)]
